@@ -1,0 +1,566 @@
+"""The store of dicts: answers the same commands as PostgreSQL, for simulations and users' tests.
+
+It holds no rule of its own: programs decide, a store finds and writes. The conformance suite drives the same calls
+through this store and through PostgreSQL and demands equal replies.
+
+A line's pending jobs are a list sorted by ``(eligible_us, id)``. Jobs mostly arrive in that order and leave from the
+front, so an insert is an append and a start moves a head index; only delays and slides pay for a shift.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from flowq.job import JobEvent, JobState, next_state
+from flowq.programs.commands import (
+    Beat,
+    DeadJob,
+    DeadLetter,
+    DeadRecord,
+    Declared,
+    Due,
+    Gate,
+    HeldKeys,
+    Holder,
+    Insert,
+    Inserted,
+    JobRecord,
+    LapsedJob,
+    Line,
+    LockDeclared,
+    LockKeys,
+    Opened,
+    OpenQueue,
+    OpenWindow,
+    Page,
+    Program,
+    ReadCostly,
+    ReadDead,
+    ReadJobs,
+    ReadLapsed,
+    ReadLine,
+    Register,
+    SaveGates,
+    Settle,
+    Shed,
+    Sleep,
+    Slide,
+    Start,
+    Started,
+    StoredGate,
+    Take,
+    TakeDead,
+    Taken,
+    Unregister,
+    WriteGates,
+)
+
+__all__ = ["MemoryStore"]
+
+T = TypeVar("T")
+_FAR_US = 1 << 62
+_TRIM = 4_096
+
+
+class _Job:
+    __slots__ = (
+        "cost", "crashes", "deadline_us", "eligible_us", "error", "exempt", "failures", "finished_us", "first_seen_us",
+        "hits", "id", "line", "max_retries", "metadata", "payload", "reason", "result", "started_us", "state", "token",
+        "unique_hash", "window_hash", "worker",
+    )  # fmt: skip
+
+    def __init__(self, id: int, line: _Line, eligible_us: int, payload: str, cost: int) -> None:
+        self.id = id
+        self.line = line
+        self.eligible_us = eligible_us
+        self.payload = payload
+        self.cost = cost
+        self.state: JobState = JobState.PENDING
+        self.token = self.failures = self.crashes = self.worker = 0
+        self.max_retries: int | None = None
+        self.metadata: str | None = None
+        self.unique_hash: bytes | None = None
+        self.window_hash: bytes | None = None
+        self.first_seen_us = self.deadline_us = 0
+        self.hits = 1
+        self.exempt = False
+        self.started_us: int | None = None
+        self.finished_us: int | None = None
+        self.result: str | None = None
+        self.error: str | None = None
+        self.reason: str | None = None
+
+
+class _Line:
+    """The pending jobs of one (queue, task, priority)."""
+
+    __slots__ = ("costly", "head", "id", "keys", "priority", "queue", "task")
+
+    def __init__(self, id: int, queue: str, task: str, priority: int) -> None:
+        self.id = id
+        self.queue = queue
+        self.task = task
+        self.priority = priority
+        self.keys: list[tuple[int, int]] = []
+        self.head = 0
+        self.costly: dict[int, int] = {}
+        """id -> cost of the pending jobs that cost more than 1."""
+
+    def add(self, job: _Job) -> None:
+        key = (job.eligible_us, job.id)
+        keys = self.keys
+        if not keys or key > keys[-1]:
+            keys.append(key)
+        else:
+            insort(keys, key, self.head)
+        if job.cost > 1:
+            self.costly[job.id] = job.cost
+
+    def remove(self, job: _Job) -> None:
+        key = (job.eligible_us, job.id)
+        if self.keys[self.head] == key:
+            self.head += 1
+            if self.head > _TRIM and self.head * 2 > len(self.keys):
+                del self.keys[: self.head]
+                self.head = 0
+        else:
+            del self.keys[bisect_left(self.keys, key, self.head)]
+        if job.cost > 1:
+            del self.costly[job.id]
+
+    def due_end(self, now_us: int) -> int:
+        """The index behind the last due job."""
+        keys = self.keys
+        if keys and keys[-1][0] <= now_us:
+            return len(keys)
+        return bisect_right(keys, (now_us, _FAR_US), self.head)
+
+    def next_due_us(self, now_us: int) -> int | None:
+        end = self.due_end(now_us)
+        return self.keys[end][0] if end < len(self.keys) else None
+
+
+class _Gate:
+    __slots__ = ("declared_us", "drops", "id", "kind", "name", "params", "state", "wake_us")
+
+    def __init__(self, id: int, kind: str, name: str) -> None:
+        self.id = id
+        self.kind = kind
+        self.name = name
+        self.declared_us = 0
+        self.params: dict[str, Any] | None = None
+        self.state: list[Any] | None = None
+        self.wake_us = 0
+        self.drops = False
+
+
+class _Worker:
+    __slots__ = ("asleep_until_us", "lease_until_us", "queues")
+
+    def __init__(self, queues: tuple[str, ...], lease_until_us: int) -> None:
+        self.queues = queues
+        self.lease_until_us = lease_until_us
+        self.asleep_until_us: int | None = None
+
+
+class MemoryStore:
+    """A whole store in this process, for one namespace, driven by the same programs as PostgreSQL.
+
+    Use it to simulate and to test; nothing survives the process and nothing is shared with others. The clock is the
+    caller's: every call of :meth:`run` names its instant.
+
+    Examples
+    --------
+    >>> from flowq.programs import Request, claim, enqueue
+    >>> from flowq.programs.commands import NewJob
+    >>> store = MemoryStore()
+    >>> [receipt] = store.run(enqueue([Request(NewJob("default", "greet"))]), now_us=0)
+    >>> store.run(claim("default", 1, worker=1), now_us=5).started[0].id == receipt.id
+    True
+    """
+
+    def __init__(self) -> None:
+        self._now_us = 0
+        self._last_id = 0
+        self._jobs: dict[int, _Job] = {}
+        self._archive: dict[int, _Job] = {}
+        self._dead: dict[int, _Job] = {}
+        self._lines: dict[tuple[str, str, int], _Line] = {}
+        self._lines_by_id: list[_Line] = []
+        self._queue_lines: dict[str, list[_Line]] = {}
+        self._gates: dict[tuple[str, str], _Gate] = {}
+        self._unique: dict[bytes, _Job] = {}
+        self._windows: dict[bytes, _Job] = {}
+        self._workers: dict[int, _Worker] = {}
+        self._gated: dict[str, bool] = {}
+        self._markers: dict[int, str | None] = {}
+        self._answers: dict[type, Callable[[Any], Any]] = {
+            Insert: self._insert,
+            LockKeys: self._lock_keys,
+            Slide: self._slide,
+            Take: self._take,
+            OpenQueue: self._open_queue,
+            ReadLine: self._read_line,
+            ReadCostly: self._read_costly,
+            Start: self._start,
+            Shed: self._shed,
+            SaveGates: self._save_gates,
+            Settle: self._settle,
+            ReadLapsed: self._read_lapsed,
+            Register: self._register,
+            Beat: self._beat,
+            Sleep: self._sleep,
+            Unregister: self._unregister,
+            LockDeclared: self._lock_declared,
+            WriteGates: self._write_gates,
+            TakeDead: self._take_dead,
+            ReadJobs: self._read_jobs,
+            ReadDead: self._read_dead,
+        }
+
+    def run(self, program: Program[T], now_us: int) -> T:
+        """Drive a program to its end at one instant; return its result."""
+        self._now_us = now_us
+        answers = self._answers
+        try:
+            commands, _ = next(program)
+            while True:
+                commands, _ = program.send([answers[type(command)](command) for command in commands])
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    # --- enqueue ---
+
+    def _line(self, queue: str, task: str, priority: int) -> _Line:
+        line = self._lines.get((queue, task, priority))
+        if line is None:
+            line = _Line(len(self._lines_by_id), queue, task, priority)
+            self._lines[queue, task, priority] = line
+            self._lines_by_id.append(line)
+            lines = self._queue_lines.setdefault(queue, [])
+            lines.append(line)
+            lines.sort(key=lambda line: (-line.priority, line.task))
+            self._gated.clear()
+        return line
+
+    def _insert(self, command: Insert) -> list[Inserted]:
+        inserted = []
+        for new in command.jobs:
+            self._last_id = id = self._last_id + 1
+            eligible_us = self._now_us + new.delay_us if new.run_at_us is None else new.run_at_us
+            job = _Job(id, self._line(new.queue, new.task, new.priority), eligible_us, new.payload, new.cost)
+            job.max_retries = new.max_retries
+            job.metadata = new.metadata
+            job.exempt = new.exempt
+            if new.unique_hash is not None:
+                job.unique_hash = new.unique_hash
+                self._unique[new.unique_hash] = job
+            if new.window_hash is not None and new.first_seen_us is not None and new.deadline_us is not None:
+                job.window_hash = new.window_hash
+                job.first_seen_us = new.first_seen_us
+                job.deadline_us = new.deadline_us
+                job.hits = new.hits
+                self._windows[new.window_hash] = job
+            self._jobs[id] = job
+            job.line.add(job)
+            inserted.append(Inserted(id, eligible_us))
+        return inserted
+
+    def _lock_keys(self, command: LockKeys) -> HeldKeys:
+        unique = {key: self._unique[key] for key in command.unique if key in self._unique}
+        windows = {key: self._windows[key] for key in command.windows if key in self._windows}
+        return HeldKeys(
+            self._now_us,
+            {key: Holder(job.id, job.eligible_us) for key, job in unique.items()},
+            {
+                key: OpenWindow(job.id, job.first_seen_us, job.deadline_us, job.eligible_us, job.hits)
+                for key, job in windows.items()
+            },
+        )
+
+    def _slide(self, command: Slide) -> None:
+        job = self._jobs[command.id]
+        job.state = next_state(job.state, JobEvent.MERGE)
+        job.line.remove(job)
+        job.deadline_us = command.deadline_us
+        job.eligible_us = command.eligible_us
+        job.hits = command.hits
+        if command.payload is not None:
+            job.payload = command.payload
+        job.line.add(job)
+
+    # --- claim ---
+
+    def _is_gated(self, queue: str) -> bool:
+        gated = self._gated.get(queue)
+        if gated is None:
+            gated = self._gated[queue] = bool(self._queue_gates(queue))
+        return gated
+
+    def _queue_gates(self, queue: str) -> list[_Gate]:
+        names = [("queue_codel", queue), ("queue_rate", queue)]
+        names += [("task_rate", line.task) for line in self._queue_lines.get(queue, ())]
+        gates = [self._gates[name] for name in dict.fromkeys(names) if name in self._gates]
+        return [gate for gate in gates if gate.params is not None]
+
+    def _take(self, command: Take) -> Taken:
+        queue, n, worker = command
+        now_us = self._now_us
+        if self._is_gated(queue):
+            return Taken(now_us, True, [], None)
+        lines = self._queue_lines.get(queue, ())
+        started: list[Started] = []
+        while len(started) < n:
+            best: _Line | None = None
+            for line in lines:
+                if best is not None and line.priority < best.priority:
+                    break
+                if line.head < len(line.keys) and line.keys[line.head][0] <= now_us:
+                    if best is None or line.keys[line.head] < best.keys[best.head]:
+                        best = line
+            if best is None:
+                break
+            started.append(self._start_job(self._jobs[best.keys[best.head][1]], worker))
+        return Taken(now_us, False, started, self._next_due_us(lines))
+
+    def _next_due_us(self, lines: Sequence[_Line]) -> int | None:
+        instants = [due_us for line in lines if (due_us := line.next_due_us(self._now_us)) is not None]
+        return min(instants, default=None)
+
+    def _open_queue(self, command: OpenQueue) -> Opened:
+        now_us = self._now_us
+        lines = self._queue_lines.get(command.queue, ())
+        due_lines = [line for line in lines if line.head < line.due_end(now_us)]
+        due_tasks = {line.task for line in due_lines}
+        gates = []
+        closed: set[str] = set()
+        for gate in self._queue_gates(command.queue):
+            if gate.params is None or (gate.kind == "task_rate" and gate.name not in due_tasks):
+                continue
+            locked = gate.kind != "task_rate" or gate.wake_us <= now_us or gate.drops
+            if not locked:
+                closed.add(gate.name)
+            gates.append(Gate(gate.id, gate.kind, gate.name, gate.params, gate.state, locked))
+        opened = []
+        for line in due_lines:
+            page = self._page(line, line.head, 1 if line.task in closed else command.page)
+            max_cost = max(line.costly.values(), default=1)
+            opened.append(Line(line.id, line.task, line.priority, page.due, page.complete, max_cost))
+        return Opened(now_us, gates, opened, self._next_due_us(lines))
+
+    def _page(self, line: _Line, begin: int, limit: int) -> Page:
+        end = line.due_end(self._now_us)
+        jobs = self._jobs
+        due = []
+        for eligible_us, id in line.keys[begin : min(end, begin + limit)]:
+            job = jobs[id]
+            due.append(Due(id, eligible_us, job.cost, job.token == 0, job.exempt))
+        return Page(due, begin + limit >= end)
+
+    def _read_line(self, command: ReadLine) -> Page:
+        line = self._lines_by_id[command.line]
+        begin = bisect_right(line.keys, (command.after_us, command.after_id), line.head)
+        return self._page(line, begin, command.limit)
+
+    def _read_costly(self, command: ReadCostly) -> Page:
+        after = (command.after_us, command.after_id)
+        costly = self._lines_by_id[command.line].costly
+        jobs = sorted((self._jobs[id].eligible_us, id) for id, cost in costly.items() if cost > command.over)
+        due = []
+        for key in jobs:
+            job = self._jobs[key[1]]
+            if after < key and job.eligible_us <= self._now_us and job.token == 0 and not job.exempt:
+                due.append(Due(job.id, job.eligible_us, job.cost, True, False))
+        return Page(due[: command.limit], len(due) <= command.limit)
+
+    def _start_job(self, job: _Job, worker: int) -> Started:
+        job.state = next_state(job.state, JobEvent.START)
+        job.line.remove(job)
+        job.token += 1
+        job.worker = worker
+        job.started_us = self._now_us
+        if job.window_hash is not None:
+            del self._windows[job.window_hash]
+            job.window_hash = None
+        return Started(
+            job.id, job.line.task, job.payload, job.token, job.failures, job.crashes, job.max_retries,
+            job.eligible_us, job.line.priority,
+        )  # fmt: skip
+
+    def _start(self, command: Start) -> list[Started]:
+        jobs = self._jobs
+        return [self._start_job(jobs[id], command.worker) for id in command.ids]
+
+    def _shed(self, command: Shed) -> None:
+        for shed in command.sheds:
+            job = self._jobs[shed.id]
+            state = next_state(job.state, JobEvent.SHED)
+            job.line.remove(job)
+            job.reason = shed.reason
+            self._finish(job, state, shed.error)
+            self._bury(job, shed.metadata)
+
+    def _save_gates(self, command: SaveGates) -> None:
+        by_id = {gate.id: gate for gate in self._gates.values()}
+        for save in command.saves:
+            gate = by_id[save.id]
+            gate.state = save.state
+            gate.wake_us = save.wake_us
+
+    # --- settle and maintain ---
+
+    def _finish(self, job: _Job, state: JobState, error: str | None) -> None:
+        job.state = state
+        job.error = error
+        job.finished_us = self._now_us
+        del self._jobs[job.id]
+        self._archive[job.id] = job
+        if job.unique_hash is not None:
+            del self._unique[job.unique_hash]
+        if job.window_hash is not None:
+            del self._windows[job.window_hash]
+
+    def _bury(self, job: _Job, marker: str | None) -> None:
+        self._dead[job.id] = job
+        self._markers[job.id] = marker
+
+    def _held(self, id: int, token: int) -> _Job | None:
+        job = self._jobs.get(id)
+        if job is None or job.token != token or job.state is not JobState.RUNNING:
+            return None
+        return job
+
+    def _settle(self, command: Settle) -> set[int]:
+        settled = set()
+        for id, token, result in command.succeeded:
+            job = self._held(id, token)
+            if job is not None:
+                job.result = result
+                self._finish(job, next_state(job.state, JobEvent.SUCCEED), None)
+                settled.add(id)
+        for retried in command.retried:
+            job = self._held(retried.id, retried.token)
+            if job is not None:
+                self._count(job, retried.crashed)
+                job.state = next_state(job.state, JobEvent.LAPSE if retried.crashed else JobEvent.RETRY)
+                job.error = retried.error
+                job.eligible_us = self._now_us + retried.delay_us
+                job.line.add(job)
+                settled.add(job.id)
+        for dead in command.dead:
+            job = self._held(dead.id, dead.token)
+            if job is not None:
+                self._fail(job, dead)
+                settled.add(job.id)
+        return settled
+
+    def _fail(self, job: _Job, dead: DeadJob) -> None:
+        self._count(job, dead.crashed)
+        self._finish(job, next_state(job.state, JobEvent.FAIL), dead.error)
+        self._bury(job, dead.metadata)
+
+    @staticmethod
+    def _count(job: _Job, crashed: bool) -> None:
+        if crashed:
+            job.crashes += 1
+        else:
+            job.failures += 1
+
+    def _read_lapsed(self, command: ReadLapsed) -> list[LapsedJob]:
+        lapsed = []
+        for job in self._jobs.values():
+            if job.state is JobState.RUNNING:
+                worker = self._workers.get(job.worker)
+                if worker is None or worker.lease_until_us <= self._now_us:
+                    lapsed.append(LapsedJob(job.id, job.token, job.crashes, job.worker))
+        return sorted(lapsed)[: command.limit]
+
+    def _register(self, command: Register) -> int:
+        self._last_id = id = self._last_id + 1
+        self._workers[id] = _Worker(command.queues, self._now_us + command.lease_us)
+        return id
+
+    def _beat(self, command: Beat) -> bool:
+        worker = self._workers.get(command.worker)
+        if worker is None or worker.lease_until_us <= self._now_us:
+            return False
+        worker.lease_until_us = self._now_us + command.lease_us
+        return True
+
+    def _sleep(self, command: Sleep) -> None:
+        worker = self._workers.get(command.worker)
+        if worker is not None:
+            worker.asleep_until_us = command.until_us
+
+    def _unregister(self, command: Unregister) -> None:
+        self._workers.pop(command.worker, None)
+
+    # --- declare, redrive, read ---
+
+    def _lock_declared(self, command: LockDeclared) -> Declared:
+        for queue in command.queues:
+            self._queue_lines.setdefault(queue, [])
+        for queue, task, priority in command.lines:
+            self._line(queue, task, priority)
+        gates = {key: self._gates[key] for key in command.gates if key in self._gates}
+        return Declared(
+            self._now_us,
+            {key: StoredGate(g.id, g.declared_us, g.params, g.state) for key, g in gates.items()},
+        )
+
+    def _write_gates(self, command: WriteGates) -> None:
+        for write in command.writes:
+            gate = self._gates.get((write.kind, write.name))
+            if gate is None:
+                gate = self._gates[write.kind, write.name] = _Gate(len(self._gates), write.kind, write.name)
+            gate.declared_us = write.declared_us
+            gate.params = write.params
+            gate.state = write.state
+            gate.wake_us = write.wake_us
+            gate.drops = write.drops
+        self._gated.clear()
+
+    def _take_dead(self, command: TakeDead) -> list[DeadLetter]:
+        letters = []
+        for id in command.ids:
+            job = self._dead.pop(id, None)
+            if job is not None:
+                line = job.line
+                letters.append(
+                    DeadLetter(
+                        id, line.queue, line.task, line.priority, job.payload, job.cost, job.max_retries, job.metadata,
+                        job.state is JobState.SHED,
+                    )  # fmt: skip
+                )
+        return letters
+
+    def _read_jobs(self, command: ReadJobs) -> dict[int, JobRecord]:
+        records = {}
+        for id in command.ids:
+            job = self._jobs.get(id) or self._archive.get(id)
+            if job is not None:
+                records[id] = JobRecord(
+                    id, job.line.queue, job.line.task, job.state.value, job.eligible_us, job.started_us,
+                    job.finished_us, job.token, job.failures, job.crashes, job.payload, job.metadata, job.result,
+                    job.error, job.reason,
+                )  # fmt: skip
+        return records
+
+    def _read_dead(self, command: ReadDead) -> list[DeadRecord]:
+        records = []
+        for id in sorted(self._dead, reverse=True):
+            job = self._dead[id]
+            if command.before_id is not None and id >= command.before_id:
+                continue
+            if command.task not in (None, job.line.task) or command.reason not in (None, job.reason):
+                continue
+            records.append(
+                DeadRecord(
+                    id, job.line.queue, job.line.task, job.error or "", job.reason, self._markers[id], job.payload,
+                    job.failures, job.started_us, job.finished_us or 0,
+                )  # fmt: skip
+            )
+        return records[: command.limit]

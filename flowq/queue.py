@@ -1,0 +1,639 @@
+"""The queue that services import: declare tasks, enqueue, wait, look at dead letters.
+
+:class:`Queue` and :class:`AsyncQueue` are two ways to wait for the same operations. An :class:`_Operation` pairs a
+program with what its result means; the classes below only run it, one by calling, one by awaiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
+
+from flowq.declaration import Registry
+from flowq.errors import JobCancelled, JobExpired, JobFailed, JobNotSucceeded, JobShed, ResultTimeout, UnknownJob
+from flowq.job import FINAL, JobState, Outcome
+from flowq.policy import CoDel, Flow, RateLimit
+from flowq.policy.rate_limit import Rate
+from flowq.programs import Receipt, Request, declare, enqueue, redrive
+from flowq.programs.commands import DeadRecord, JobRecord, Program, ReadDead, ReadJobs, Round
+from flowq.task import Duration, TaskSpec
+from flowq.units import checked_key, duration_us, instant_datetime, whole_number
+
+if TYPE_CHECKING:
+    from flowq.postgres.connection import AsyncBackend, Backend
+
+__all__ = ["AsyncJob", "AsyncQueue", "AsyncTask", "DeadLetter", "Job", "Queue", "Task"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+_POLL_FIRST_S, _POLL_LAST_S = 0.005, 0.1
+_ENDINGS: dict[JobState, type[JobNotSucceeded]] = {
+    JobState.FAILED: JobFailed,
+    JobState.SHED: JobShed,
+    JobState.CANCELLED: JobCancelled,
+    JobState.EXPIRED: JobExpired,
+}
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """A job that ended for good without success: a real failure, or shed on purpose (then ``reason`` is set)."""
+
+    id: int
+    queue: str
+    task: str
+    error: str
+    reason: str | None
+    metadata: dict[str, Any] | None
+    args: list[Any]
+    kwargs: dict[str, Any]
+    retry_count: int
+    started_at: datetime | None
+    died_at: datetime
+
+
+class _Operation(NamedTuple):
+    """A program, and what its result means to the caller."""
+
+    program: Callable[[], Program[Any]]
+    meaning: Callable[[Any], Any]
+
+
+class _Handle:
+    """What one enqueue call did, and the way to its job."""
+
+    def __init__(self, queue: Any, receipt: Receipt) -> None:
+        self._queue = queue
+        self.id: int = receipt.id
+        self.outcome: Outcome = receipt.outcome
+        self.run_at: datetime = instant_datetime(receipt.run_at_us)
+        self.hits: int = receipt.hits
+        ends_us = receipt.window_ends_at_us
+        self.window_ends_at: datetime | None = None if ends_us is None else instant_datetime(ends_us)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} {self.outcome}, runs at {self.run_at.isoformat()}>"
+
+
+class Job(_Handle):
+    """What one call did (``id``, ``outcome``, ``run_at``, ``hits``, ``window_ends_at``), and the way to its job."""
+
+    def state(self) -> JobState:
+        """Return the job's state now."""
+        return JobState(self._queue._do(_record(self.id)).state)
+
+    def result(self, timeout: Duration | None = None) -> Any:
+        """Wait until the job is final; return its result.
+
+        Parameters
+        ----------
+        timeout
+            How long to wait at most; None waits for ever.
+
+        Raises
+        ------
+        JobFailed, JobShed, JobCancelled, JobExpired
+            How else it ended; a shed job's ``reason`` is ``rate_limit`` or ``codel`` (rule D3).
+        ResultTimeout
+            It is not final yet.
+        """
+        for pause_s in _pauses(self.id, timeout):
+            record = self._queue._do(_record(self.id))
+            if record.state in FINAL:
+                return _result(record)
+            time.sleep(pause_s)
+
+
+class AsyncJob(_Handle):
+    """As :class:`Job`, awaited."""
+
+    async def state(self) -> JobState:
+        """Return the job's state now."""
+        return JobState((await self._queue._do(_record(self.id))).state)
+
+    async def result(self, timeout: Duration | None = None) -> Any:  # noqa: ASYNC109 - the same surface as Job
+        """Wait until the job is final; return its result. See :meth:`Job.result`."""
+        for pause_s in _pauses(self.id, timeout):
+            record = await self._queue._do(_record(self.id))
+            if record.state in FINAL:
+                return _result(record)
+            await asyncio.sleep(pause_s)
+
+
+class Task(Generic[P, R]):
+    """A declared task. Call it to run it here and now; :meth:`delay` to enqueue a call."""
+
+    def __init__(self, queue: Queue, spec: TaskSpec, function: Callable[P, R]) -> None:
+        self._queue = queue
+        self.spec = spec
+        self.name = spec.name
+        functools.update_wrapper(self, function)
+        self._function = function
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._function(*args, **kwargs)
+
+    def delay(self, *args: P.args, **kwargs: P.kwargs) -> Job:
+        """Enqueue a call with these arguments, by the task's declared policies."""
+        return self.apply_async(args, kwargs)
+
+    def apply_async(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any) -> Job:
+        """Enqueue a call with options of its own; see :class:`flowq.task.CallOptions`."""
+        return self._queue.enqueue(self.name, args=args, kwargs=kwargs, **options)
+
+
+class AsyncTask(Generic[P, R]):
+    """As :class:`Task`; its enqueues are awaited."""
+
+    def __init__(self, queue: AsyncQueue, spec: TaskSpec, function: Callable[P, R]) -> None:
+        self._queue = queue
+        self.spec = spec
+        self.name = spec.name
+        functools.update_wrapper(self, function)
+        self._function = function
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._function(*args, **kwargs)
+
+    def delay(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[AsyncJob]:
+        """Enqueue a call with these arguments, by the task's declared policies."""
+        return self.apply_async(args, kwargs)
+
+    def apply_async(
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> Awaitable[AsyncJob]:
+        """Enqueue a call with options of its own; see :class:`flowq.task.CallOptions`."""
+        return self._queue.enqueue(self.name, args=args, kwargs=kwargs, **options)
+
+
+class _Surface:
+    """All that Queue and AsyncQueue do without waiting."""
+
+    def __init__(self, dsn: str | None = None, *, namespace: str = "default", notify: bool = True) -> None:
+        self.dsn = dsn
+        self.namespace = checked_key(namespace, "namespace")
+        self.notify = notify
+        self._registry = Registry(self.namespace)
+
+    def specs(self) -> list[TaskSpec]:
+        """Return the declared tasks with the policies of their queues; ``flowsim.simulate`` takes the whole queue."""
+        return self._registry.specs()
+
+    def handler(self, name: str) -> Callable[..., Any]:
+        """Return the function of a declared task."""
+        return self._registry.handler(name)
+
+    def _set_codel(self, queue: str, target: Duration | None, interval: Duration | None, options: Any) -> None:
+        checked_key(queue, "queue")
+        policy = None
+        if target is not None or interval is not None or options:
+            policy = CoDel(target, interval, **options)  # type: ignore[arg-type]  # None is refused with its name
+        self._registry.set_queue("queue_codel", queue, policy)
+
+    def _set_rate_limit(self, queue: str, limit: str | Rate | RateLimit | None, burst: float | None) -> None:
+        checked_key(queue, "queue")
+        policy = limit if limit is None or isinstance(limit, RateLimit) else RateLimit(limit, burst)
+        if policy is not None and policy.on_excess != "defer":
+            raise ValueError("on_excess is a task's, not a queue's (rule D1): declare it with the task")
+        self._registry.set_queue("queue_rate", queue, policy)
+
+    def _request(
+        self,
+        name: str,
+        payload: Mapping[str, Any] | None,
+        args: Sequence[Any] | None,
+        kwargs: Mapping[str, Any] | None,
+        options: Mapping[str, Any],
+    ) -> Request:
+        if payload is not None and (args is not None or kwargs is not None):
+            raise TypeError("payload and args/kwargs can't both be given: payload is the call's keyword arguments")
+        if payload is not None and not isinstance(payload, Mapping):
+            raise TypeError(f"payload must be a mapping of the call's keyword arguments: {payload!r}")
+        spec = self._registry.spec(name)
+        call = self._registry.options(options)
+        request = spec.request(args or (), kwargs if payload is None else payload, call, self.namespace)
+        limit = self._registry.queue_policies.get(("queue_rate", request.job.queue))
+        if isinstance(limit, RateLimit):
+            limit.check_cost(request.job.cost)
+        return request
+
+    def _requests(self, calls: Iterable[Mapping[str, Any]]) -> list[Request]:
+        requests = []
+        for index, call in enumerate(calls):
+            if not isinstance(call, Mapping) or "task" not in call:
+                raise TypeError(f"item {index} must be a mapping with a 'task': {call!r}")
+            call = dict(call)
+            name, payload = call.pop("task"), call.pop("payload", None)
+            requests.append(self._request(name, payload, call.pop("args", None), call.pop("kwargs", None), call))
+        return requests
+
+    def _undeclared(self) -> _Operation | None:
+        """The declaration of what this process has declared since it last told the store."""
+        registry = self._registry
+        if not registry.undeclared and not registry.lines:
+            return None
+        declarations, lines = dict(registry.undeclared), frozenset(registry.lines)
+
+        def told(_: int) -> None:
+            for key, declaration in declarations.items():
+                if registry.undeclared.get(key) == declaration:
+                    del registry.undeclared[key]
+            registry.lines -= lines
+
+        return _Operation(lambda: declare(list(declarations.values()), lines=sorted(lines)), told)
+
+
+class Queue(_Surface):
+    """A job queue on PostgreSQL.
+
+    Use it in services that call; use :class:`AsyncQueue` where calls are awaited. Making one touches no server: the
+    first operation does. A queue is safe to share between threads, not across a fork.
+
+    Parameters
+    ----------
+    dsn
+        A PostgreSQL URL. None: ``FLOWQ_DATABASE_URL``, else ``DATABASE_URL``, else a server of its own, started from
+        the ``embedded`` extra or the system's PostgreSQL.
+    namespace
+        Jobs, keys, limits and settings of two namespaces never meet.
+    notify
+        Whether enqueues wake sleeping workers (NOTIFY); off, workers poll.
+
+    Examples
+    --------
+    >>> queue = Queue("postgresql://localhost/app")
+    >>> @queue.task(rate_limit="10/s", on_excess="drop")
+    ... def record_sample(metric: str, value: float) -> None: ...
+    >>> record_sample.spec.flow
+    Flow(RateLimit('10/s', on_excess='drop'))
+    """
+
+    def __init__(self, dsn: str | None = None, *, namespace: str = "default", notify: bool = True) -> None:
+        super().__init__(dsn, namespace=namespace, notify=notify)
+        self._backend: Backend | None = None
+        self._opening = threading.Lock()
+
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(
+        self,
+        function: None = None,
+        /,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        priority: int = 0,
+        flow: Flow | None = None,
+        **policies: Any,
+    ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+    def task(
+        self,
+        function: Callable[P, R] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        priority: int = 0,
+        flow: Flow | None = None,
+        **policies: Any,
+    ) -> Any:
+        """Declare a function as a task.
+
+        Parameters
+        ----------
+        name
+            The task's name; the function's by default.
+        queue, priority
+            Where its jobs wait, and in which order: higher first.
+        flow
+            All of its policies as one object, from a notebook say; or these keywords as shorthand:
+        rate_limit, burst, on_excess
+            ``"10/s"``; the bucket's capacity; ``"defer"`` (wait) or ``"drop"`` (shed to the dead letters).
+        idempotent, unique_key
+            Coalesce equal calls; or those that render a key template to the same key.
+        debounce, debounce_key, debounce_max_wait, debounce_replace_payload
+            Run once per key after the burst; the first three come together.
+        max_retries, retry_delays
+            Attempts after the first (3), and exact waits in place of jittered exponential ones.
+
+        Raises
+        ------
+        ConfigurationError
+            Anything that can't work, now and not at the first call.
+        """
+
+        def declare_task(function: Callable[P, R]) -> Task[P, R]:
+            return Task(self, self._registry.add(function, name, queue, priority, flow, policies), function)
+
+        return declare_task if function is None else declare_task(function)
+
+    def set_queue_codel(
+        self, queue: str, target: Duration | None = None, interval: Duration | None = None, **options: Any
+    ) -> None:
+        """Shed what has waited too long in a queue, by CoDel; with no target, stop shedding.
+
+        Parameters
+        ----------
+        target, interval
+            Acceptable standing sojourn, and how long it must be exceeded before the first shed.
+        **options
+            ``law``, ``exempt_backlog``, ``max_shed``: see :class:`flowq.policy.CoDel`.
+        """
+        self._set_codel(queue, target, interval, options)
+        self._tell_if_open()
+
+    def set_queue_rate_limit(
+        self, queue: str, limit: str | Rate | RateLimit | None, burst: float | None = None
+    ) -> None:
+        """Bound the starts of a whole queue; None lifts the bound. Its tasks' own limits hold beside it (rule R4)."""
+        self._set_rate_limit(queue, limit, burst)
+        self._tell_if_open()
+
+    def enqueue(
+        self,
+        name: str,
+        payload: Mapping[str, Any] | None = None,
+        *,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Job:
+        """Enqueue one call by the task's name; a task declared here brings its policies and defaults.
+
+        Parameters
+        ----------
+        name
+            The task.
+        payload
+            The call's keyword arguments; or ``args`` and ``kwargs``.
+        **options
+            See :class:`flowq.task.CallOptions`.
+        """
+        return self._do(self._enqueue([self._request(name, payload, args, kwargs, options)]))[0]
+
+    def enqueue_many(self, calls: Iterable[Mapping[str, Any]]) -> list[Job]:
+        """Enqueue calls in order, all or none, in few round trips; return one handle a call.
+
+        Parameters
+        ----------
+        calls
+            Mappings: ``task``, then ``payload`` or ``args`` and ``kwargs``, and the options of ``enqueue``.
+        """
+        return self._do(self._enqueue(self._requests(calls)))
+
+    def job(self, id: int) -> JobRecord:
+        """Return what is known of a job, live or archived.
+
+        Raises
+        ------
+        UnknownJob
+            There is none with this id.
+        """
+        return self._do(_record(id))
+
+    def dead_letters(
+        self, limit: int = 50, *, task: str | None = None, reason: str | None = None, before_id: int | None = None
+    ) -> list[DeadLetter]:
+        """Return dead letters, newest first; ``before_id`` is the last id of the page before."""
+        return self._do(_dead_letters(limit, before_id, task, reason))
+
+    def retry_dead(self, ids: Sequence[int]) -> dict[int, int]:
+        """Enqueue dead letters again; return old id -> new id. A shed job is not shed a second time (rule D5)."""
+        return self._do(_Operation(lambda: redrive(ids), _same))
+
+    def open(self) -> None:
+        """Connect, and store what was declared; every operation does so by itself."""
+        self._connected()
+
+    def close(self) -> None:
+        """Give connections back; an embedded server stops once nobody uses it."""
+        backend, self._backend = self._backend, None
+        if backend is not None:
+            backend.close()
+
+    def __enter__(self) -> Queue:
+        self.open()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _enqueue(self, requests: list[Request]) -> _Operation:
+        return _Operation(lambda: enqueue(requests), lambda receipts: [Job(self, receipt) for receipt in receipts])
+
+    def _do(self, operation: _Operation) -> Any:
+        return operation.meaning(self._connected().run(operation.program))
+
+    def _connected(self) -> Backend:
+        backend = self._backend
+        if backend is None:
+            from flowq.postgres.connection import Backend
+
+            with self._opening:
+                if self._backend is None:
+                    self._backend = Backend(self.dsn, self.namespace, notify=self.notify)
+                backend = self._backend
+        undeclared = self._undeclared()
+        if undeclared is not None:
+            undeclared.meaning(backend.run(undeclared.program))
+        return backend
+
+    def _tell_if_open(self) -> None:
+        if self._backend is not None:
+            self._connected()
+
+
+class AsyncQueue(_Surface):
+    """As :class:`Queue`, awaited. Declaring (``task``, ``set_queue_*``) waits for nothing: the next operation, or
+    :meth:`open`, tells the store."""
+
+    def __init__(self, dsn: str | None = None, *, namespace: str = "default", notify: bool = True) -> None:
+        super().__init__(dsn, namespace=namespace, notify=notify)
+        self._backend: AsyncBackend | None = None
+        self._opening = asyncio.Lock()
+
+    @overload
+    def task(self, function: Callable[P, R], /) -> AsyncTask[P, R]: ...
+    @overload
+    def task(
+        self,
+        function: None = None,
+        /,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        priority: int = 0,
+        flow: Flow | None = None,
+        **policies: Any,
+    ) -> Callable[[Callable[P, R]], AsyncTask[P, R]]: ...
+    def task(
+        self,
+        function: Callable[P, R] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        priority: int = 0,
+        flow: Flow | None = None,
+        **policies: Any,
+    ) -> Any:
+        """Declare a function as a task. See :meth:`Queue.task`."""
+
+        def declare_task(function: Callable[P, R]) -> AsyncTask[P, R]:
+            return AsyncTask(self, self._registry.add(function, name, queue, priority, flow, policies), function)
+
+        return declare_task if function is None else declare_task(function)
+
+    def set_queue_codel(
+        self, queue: str, target: Duration | None = None, interval: Duration | None = None, **options: Any
+    ) -> None:
+        """Shed what has waited too long in a queue, by CoDel. See :meth:`Queue.set_queue_codel`."""
+        self._set_codel(queue, target, interval, options)
+
+    def set_queue_rate_limit(
+        self, queue: str, limit: str | Rate | RateLimit | None, burst: float | None = None
+    ) -> None:
+        """Bound the starts of a whole queue. See :meth:`Queue.set_queue_rate_limit`."""
+        self._set_rate_limit(queue, limit, burst)
+
+    async def enqueue(
+        self,
+        name: str,
+        payload: Mapping[str, Any] | None = None,
+        *,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> AsyncJob:
+        """Enqueue one call by the task's name. See :meth:`Queue.enqueue`."""
+        return (await self._do(self._enqueue([self._request(name, payload, args, kwargs, options)])))[0]
+
+    async def enqueue_many(self, calls: Iterable[Mapping[str, Any]]) -> list[AsyncJob]:
+        """Enqueue calls in order, all or none. See :meth:`Queue.enqueue_many`."""
+        return await self._do(self._enqueue(self._requests(calls)))
+
+    async def job(self, id: int) -> JobRecord:
+        """Return what is known of a job. See :meth:`Queue.job`."""
+        return await self._do(_record(id))
+
+    async def dead_letters(
+        self, limit: int = 50, *, task: str | None = None, reason: str | None = None, before_id: int | None = None
+    ) -> list[DeadLetter]:
+        """Return dead letters, newest first. See :meth:`Queue.dead_letters`."""
+        return await self._do(_dead_letters(limit, before_id, task, reason))
+
+    async def retry_dead(self, ids: Sequence[int]) -> dict[int, int]:
+        """Enqueue dead letters again. See :meth:`Queue.retry_dead`."""
+        return await self._do(_Operation(lambda: redrive(ids), _same))
+
+    async def open(self) -> None:
+        """Connect, and store what was declared."""
+        await self._connected()
+
+    async def close(self) -> None:
+        """Give connections back."""
+        backend, self._backend = self._backend, None
+        if backend is not None:
+            await backend.close()
+
+    async def __aenter__(self) -> AsyncQueue:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def _enqueue(self, requests: list[Request]) -> _Operation:
+        return _Operation(lambda: enqueue(requests), lambda receipts: [AsyncJob(self, r) for r in receipts])
+
+    async def _do(self, operation: _Operation) -> Any:
+        return operation.meaning(await (await self._connected()).run(operation.program))
+
+    async def _connected(self) -> AsyncBackend:
+        backend = self._backend
+        if backend is None:
+            from flowq.postgres.connection import AsyncBackend
+
+            async with self._opening:
+                if self._backend is None:
+                    self._backend = await AsyncBackend.open(self.dsn, self.namespace, notify=self.notify)
+                backend = self._backend
+        undeclared = self._undeclared()
+        if undeclared is not None:
+            undeclared.meaning(await backend.run(undeclared.program))
+        return backend
+
+
+# --- operations ----------------------------------------------------------------------------------------------------
+
+
+def _same(value: T) -> T:
+    return value
+
+
+def _read(command: ReadJobs | ReadDead) -> Program[Any]:
+    [reply] = yield Round((command,), True)
+    return reply
+
+
+def _record(id: int) -> _Operation:
+    def found(records: dict[int, JobRecord]) -> JobRecord:
+        if id not in records:
+            raise UnknownJob(f"no job has id {id} in this namespace: it was never stored, or its archive was purged")
+        return records[id]
+
+    return _Operation(lambda: _read(ReadJobs((id,))), found)
+
+
+def _dead_letters(limit: int, before_id: int | None, task: str | None, reason: str | None) -> _Operation:
+    command = ReadDead(whole_number(limit, "limit", 1, 10_000), before_id, task, reason)
+    return _Operation(lambda: _read(command), lambda rows: [_dead_letter(row) for row in rows])
+
+
+def _dead_letter(row: DeadRecord) -> DeadLetter:
+    args, kwargs = json.loads(row.payload)
+    return DeadLetter(
+        id=row.id,
+        queue=row.queue,
+        task=row.task,
+        error=row.error,
+        reason=row.reason,
+        metadata=None if row.metadata is None else json.loads(row.metadata),
+        args=args,
+        kwargs=kwargs,
+        retry_count=row.retry_count,
+        started_at=None if row.started_us is None else instant_datetime(row.started_us),
+        died_at=instant_datetime(row.finished_us),
+    )
+
+
+def _result(record: JobRecord) -> Any:
+    state = JobState(record.state)
+    if state is JobState.SUCCEEDED:
+        return None if record.result is None else json.loads(record.result)
+    message = f"job {record.id} (task {record.task!r}) {state}: {record.error}"
+    if state is JobState.SHED:
+        raise JobShed(message, reason=record.reason or "")
+    raise _ENDINGS[state](message)
+
+
+def _pauses(id: int, timeout: Duration | None) -> Iterable[float]:
+    """The waits between looks at a job; raises once the time is up."""
+    ends = None if timeout is None else time.monotonic() + duration_us(timeout, "timeout", allow_zero=True) / 1e6
+    pause_s = _POLL_FIRST_S
+    while True:
+        left = None if ends is None else ends - time.monotonic()
+        yield pause_s if left is None else max(0.0, min(pause_s, left))
+        if left is not None and left <= 0:
+            raise ResultTimeout(f"job {id} is not final within {timeout}: is a worker running for its queue?")
+        pause_s = min(pause_s * 1.5, _POLL_LAST_S)
