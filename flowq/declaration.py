@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from flowq.errors import ConfigurationError, UnknownTask
-from flowq.policy import CoDel, Coalesce, Debounce, Flow, RateLimit, Retry
+from flowq.policy import Coalesce, CoDel, Debounce, Flow, RateLimit, Retry
 from flowq.policy.rate_limit import Rate
 from flowq.programs import Declaration
 from flowq.task import CallOptions, Duration, TaskSpec
@@ -51,10 +51,14 @@ def flow_of(
     if rate_limit is None:
         for name, value in (("burst", burst), ("on_excess", on_excess)):
             if value is not None:
-                raise ConfigurationError(f"{name} needs a rate_limit: without one nothing is ever in excess: {value!r}")
+                raise ConfigurationError(
+                    f"{name} needs a rate_limit: without one nothing is ever in excess: {value!r}"
+                )
     elif isinstance(rate_limit, RateLimit):
         if burst is not None or on_excess is not None:
-            raise ConfigurationError("burst and on_excess are part of the RateLimit that was given: set them there")
+            raise ConfigurationError(
+                "burst and on_excess are part of the RateLimit that was given: set them there"
+            )
         policies.append(rate_limit)
     else:
         policies.append(RateLimit(rate_limit, burst, "defer" if on_excess is None else on_excess))  # type: ignore[arg-type]
@@ -62,7 +66,9 @@ def flow_of(
         policies.append(Coalesce(unique_key))
     elif flag(idempotent, "idempotent"):
         policies.append(Coalesce())
-    if not all(value is None for value in (debounce, debounce_key, debounce_max_wait, debounce_replace_payload)):
+    if not all(
+        value is None for value in (debounce, debounce_key, debounce_max_wait, debounce_replace_payload)
+    ):
         policies.append(Debounce(debounce, debounce_key, debounce_max_wait, bool(debounce_replace_payload)))
     if max_retries is not None or retry_delays is not None:
         policies.append(Retry(3 if max_retries is None else max_retries, delays=retry_delays))
@@ -92,7 +98,9 @@ class Registry:
         if not callable(function):
             raise TypeError(f"task must be a function: {function!r}")
         if flow is not None and keywords:
-            raise ConfigurationError(f"flow is all of a task's policies: give flow or {', '.join(keywords)}, not both")
+            raise ConfigurationError(
+                f"flow is all of a task's policies: give flow or {', '.join(keywords)}, not both"
+            )
         try:
             own_flow = flow_of(**keywords) if flow is None else flow
         except TypeError as error:
@@ -143,7 +151,9 @@ class Registry:
             return self.tasks[name].function
         except KeyError:
             known = ", ".join(sorted(self.tasks)) or "none"
-            raise UnknownTask(f"no task {name!r} is declared here (declared: {known}): import its module") from None
+            raise UnknownTask(
+                f"no task {name!r} is declared here (declared: {known}): import its module"
+            ) from None
 
     def options(self, options: Mapping[str, Any]) -> CallOptions:
         """Read the options of one call."""
@@ -152,5 +162,3 @@ class Registry:
             known = ", ".join(sorted(CallOptions.__dataclass_fields__))
             raise TypeError(f"{unknown[0]!r} is not an option of a call; the options are {known}")
         return CallOptions(**options)
-
-

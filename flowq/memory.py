@@ -318,9 +318,10 @@ class MemoryStore:
             for line in lines:
                 if best is not None and line.priority < best.priority:
                     break
-                if line.head < len(line.keys) and line.keys[line.head][0] <= now_us:
-                    if best is None or line.keys[line.head] < best.keys[best.head]:
-                        best = line
+                if line.head == len(line.keys) or line.keys[line.head][0] > now_us:
+                    continue
+                if best is None or line.keys[line.head] < best.keys[best.head]:
+                    best = line
             if best is None:
                 break
             started.append(self._start_job(self._jobs[best.keys[best.head][1]], worker))
@@ -531,9 +532,16 @@ class MemoryStore:
                 line = job.line
                 letters.append(
                     DeadLetter(
-                        id, line.queue, line.task, line.priority, job.payload, job.cost, job.max_retries, job.metadata,
+                        id,
+                        line.queue,
+                        line.task,
+                        line.priority,
+                        job.payload,
+                        job.cost,
+                        job.max_retries,
+                        job.metadata,
                         job.state is JobState.SHED,
-                    )  # fmt: skip
+                    )
                 )
         return letters
 
@@ -559,8 +567,16 @@ class MemoryStore:
                 continue
             records.append(
                 DeadRecord(
-                    id, job.line.queue, job.line.task, job.error or "", job.reason, self._markers[id], job.payload,
-                    job.failures, job.started_us, job.finished_us or 0,
-                )  # fmt: skip
+                    id,
+                    job.line.queue,
+                    job.line.task,
+                    job.error or "",
+                    job.reason,
+                    self._markers[id],
+                    job.payload,
+                    job.failures,
+                    job.started_us,
+                    job.finished_us or 0,
+                )
             )
         return records[: command.limit]

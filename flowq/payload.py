@@ -38,9 +38,13 @@ def json_text(value: Any, name: str, limit_bytes: int = LIMIT_BYTES) -> str:
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        raise PayloadError(f"{name} must not contain a lone surrogate: it is no text; encode bytes as base64") from None
+        raise PayloadError(
+            f"{name} must not contain a lone surrogate: it is no text; encode bytes as base64"
+        ) from None
     if size > limit_bytes:
-        raise PayloadError(f"{name} must be <= {limit_bytes} bytes of JSON: {size}; pass a reference to it instead")
+        raise PayloadError(
+            f"{name} must be <= {limit_bytes} bytes of JSON: {size}; pass a reference to it instead"
+        )
     return text
 
 

@@ -1,30 +1,25 @@
 """The queue that services import: declare tasks, enqueue, wait, look at dead letters.
 
-:class:`Queue` and :class:`AsyncQueue` are two ways to wait for the same operations. An :class:`_Operation` pairs a
-program with what its result means; the classes below only run it, one by calling, one by awaiting.
+:class:`Queue` and :class:`AsyncQueue` are two ways to wait for the same operations (:mod:`flowq.handles`): one calls,
+one awaits.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from flowq.declaration import Registry
-from flowq.errors import JobCancelled, JobExpired, JobFailed, JobNotSucceeded, JobShed, ResultTimeout, UnknownJob
-from flowq.job import FINAL, JobState, Outcome
+from flowq.handles import AsyncJob, DeadLetter, Job, Operation, dead_letters, record, redriven
 from flowq.policy import CoDel, Flow, RateLimit
 from flowq.policy.rate_limit import Rate
-from flowq.programs import Receipt, Request, declare, enqueue, redrive
-from flowq.programs.commands import DeadRecord, JobRecord, Program, ReadDead, ReadJobs, Round
+from flowq.programs import Request, declare, enqueue
+from flowq.programs.commands import JobRecord
 from flowq.task import Duration, TaskSpec
-from flowq.units import checked_key, duration_us, instant_datetime, whole_number
+from flowq.units import checked_key
 
 if TYPE_CHECKING:
     from flowq.postgres.connection import AsyncBackend, Backend
@@ -34,99 +29,6 @@ __all__ = ["AsyncJob", "AsyncQueue", "AsyncTask", "DeadLetter", "Job", "Queue", 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
-
-_POLL_FIRST_S, _POLL_LAST_S = 0.005, 0.1
-_ENDINGS: dict[JobState, type[JobNotSucceeded]] = {
-    JobState.FAILED: JobFailed,
-    JobState.SHED: JobShed,
-    JobState.CANCELLED: JobCancelled,
-    JobState.EXPIRED: JobExpired,
-}
-
-
-@dataclass(frozen=True)
-class DeadLetter:
-    """A job that ended for good without success: a real failure, or shed on purpose (then ``reason`` is set)."""
-
-    id: int
-    queue: str
-    task: str
-    error: str
-    reason: str | None
-    metadata: dict[str, Any] | None
-    args: list[Any]
-    kwargs: dict[str, Any]
-    retry_count: int
-    started_at: datetime | None
-    died_at: datetime
-
-
-class _Operation(NamedTuple):
-    """A program, and what its result means to the caller."""
-
-    program: Callable[[], Program[Any]]
-    meaning: Callable[[Any], Any]
-
-
-class _Handle:
-    """What one enqueue call did, and the way to its job."""
-
-    def __init__(self, queue: Any, receipt: Receipt) -> None:
-        self._queue = queue
-        self.id: int = receipt.id
-        self.outcome: Outcome = receipt.outcome
-        self.run_at: datetime = instant_datetime(receipt.run_at_us)
-        self.hits: int = receipt.hits
-        ends_us = receipt.window_ends_at_us
-        self.window_ends_at: datetime | None = None if ends_us is None else instant_datetime(ends_us)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id} {self.outcome}, runs at {self.run_at.isoformat()}>"
-
-
-class Job(_Handle):
-    """What one call did (``id``, ``outcome``, ``run_at``, ``hits``, ``window_ends_at``), and the way to its job."""
-
-    def state(self) -> JobState:
-        """Return the job's state now."""
-        return JobState(self._queue._do(_record(self.id)).state)
-
-    def result(self, timeout: Duration | None = None) -> Any:
-        """Wait until the job is final; return its result.
-
-        Parameters
-        ----------
-        timeout
-            How long to wait at most; None waits for ever.
-
-        Raises
-        ------
-        JobFailed, JobShed, JobCancelled, JobExpired
-            How else it ended; a shed job's ``reason`` is ``rate_limit`` or ``codel`` (rule D3).
-        ResultTimeout
-            It is not final yet.
-        """
-        for pause_s in _pauses(self.id, timeout):
-            record = self._queue._do(_record(self.id))
-            if record.state in FINAL:
-                return _result(record)
-            time.sleep(pause_s)
-
-
-class AsyncJob(_Handle):
-    """As :class:`Job`, awaited."""
-
-    async def state(self) -> JobState:
-        """Return the job's state now."""
-        return JobState((await self._queue._do(_record(self.id))).state)
-
-    async def result(self, timeout: Duration | None = None) -> Any:  # noqa: ASYNC109 - the same surface as Job
-        """Wait until the job is final; return its result. See :meth:`Job.result`."""
-        for pause_s in _pauses(self.id, timeout):
-            record = await self._queue._do(_record(self.id))
-            if record.state in FINAL:
-                return _result(record)
-            await asyncio.sleep(pause_s)
 
 
 class Task(Generic[P, R]):
@@ -146,7 +48,9 @@ class Task(Generic[P, R]):
         """Enqueue a call with these arguments, by the task's declared policies."""
         return self.apply_async(args, kwargs)
 
-    def apply_async(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any) -> Job:
+    def apply_async(
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> Job:
         """Enqueue a call with options of its own; see :class:`flowq.task.CallOptions`."""
         return self._queue.enqueue(self.name, args=args, kwargs=kwargs, **options)
 
@@ -192,7 +96,9 @@ class _Surface:
         """Return the function of a declared task."""
         return self._registry.handler(name)
 
-    def _set_codel(self, queue: str, target: Duration | None, interval: Duration | None, options: Any) -> None:
+    def _set_codel(
+        self, queue: str, target: Duration | None, interval: Duration | None, options: Any
+    ) -> None:
         checked_key(queue, "queue")
         policy = None
         if target is not None or interval is not None or options:
@@ -215,7 +121,9 @@ class _Surface:
         options: Mapping[str, Any],
     ) -> Request:
         if payload is not None and (args is not None or kwargs is not None):
-            raise TypeError("payload and args/kwargs can't both be given: payload is the call's keyword arguments")
+            raise TypeError(
+                "payload and args/kwargs can't both be given: payload is the call's keyword arguments"
+            )
         if payload is not None and not isinstance(payload, Mapping):
             raise TypeError(f"payload must be a mapping of the call's keyword arguments: {payload!r}")
         spec = self._registry.spec(name)
@@ -233,10 +141,12 @@ class _Surface:
                 raise TypeError(f"item {index} must be a mapping with a 'task': {call!r}")
             call = dict(call)
             name, payload = call.pop("task"), call.pop("payload", None)
-            requests.append(self._request(name, payload, call.pop("args", None), call.pop("kwargs", None), call))
+            requests.append(
+                self._request(name, payload, call.pop("args", None), call.pop("kwargs", None), call)
+            )
         return requests
 
-    def _undeclared(self) -> _Operation | None:
+    def _undeclared(self) -> Operation[None] | None:
         """The declaration of what this process has declared since it last told the store."""
         registry = self._registry
         if not registry.undeclared and not registry.lines:
@@ -249,7 +159,7 @@ class _Surface:
                     del registry.undeclared[key]
             registry.lines -= lines
 
-        return _Operation(lambda: declare(list(declarations.values()), lines=sorted(lines)), told)
+        return Operation(lambda: declare(list(declarations.values()), lines=sorted(lines)), told)
 
 
 class Queue(_Surface):
@@ -399,17 +309,22 @@ class Queue(_Surface):
         UnknownJob
             There is none with this id.
         """
-        return self._do(_record(id))
+        return self._do(record(id))
 
     def dead_letters(
-        self, limit: int = 50, *, task: str | None = None, reason: str | None = None, before_id: int | None = None
+        self,
+        limit: int = 50,
+        *,
+        task: str | None = None,
+        reason: str | None = None,
+        before_id: int | None = None,
     ) -> list[DeadLetter]:
         """Return dead letters, newest first; ``before_id`` is the last id of the page before."""
-        return self._do(_dead_letters(limit, before_id, task, reason))
+        return self._do(dead_letters(limit, before_id, task, reason))
 
     def retry_dead(self, ids: Sequence[int]) -> dict[int, int]:
         """Enqueue dead letters again; return old id -> new id. A shed job is not shed a second time (rule D5)."""
-        return self._do(_Operation(lambda: redrive(ids), _same))
+        return self._do(redriven(ids))
 
     def open(self) -> None:
         """Connect, and store what was declared; every operation does so by itself."""
@@ -428,10 +343,12 @@ class Queue(_Surface):
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _enqueue(self, requests: list[Request]) -> _Operation:
-        return _Operation(lambda: enqueue(requests), lambda receipts: [Job(self, receipt) for receipt in receipts])
+    def _enqueue(self, requests: list[Request]) -> Operation[list[Job]]:
+        return Operation(
+            lambda: enqueue(requests), lambda receipts: [Job(self, receipt) for receipt in receipts]
+        )
 
-    def _do(self, operation: _Operation) -> Any:
+    def _do(self, operation: Operation[T]) -> T:
         return operation.meaning(self._connected().run(operation.program))
 
     def _connected(self) -> Backend:
@@ -490,7 +407,9 @@ class AsyncQueue(_Surface):
         """Declare a function as a task. See :meth:`Queue.task`."""
 
         def declare_task(function: Callable[P, R]) -> AsyncTask[P, R]:
-            return AsyncTask(self, self._registry.add(function, name, queue, priority, flow, policies), function)
+            return AsyncTask(
+                self, self._registry.add(function, name, queue, priority, flow, policies), function
+            )
 
         return declare_task if function is None else declare_task(function)
 
@@ -524,17 +443,22 @@ class AsyncQueue(_Surface):
 
     async def job(self, id: int) -> JobRecord:
         """Return what is known of a job. See :meth:`Queue.job`."""
-        return await self._do(_record(id))
+        return await self._do(record(id))
 
     async def dead_letters(
-        self, limit: int = 50, *, task: str | None = None, reason: str | None = None, before_id: int | None = None
+        self,
+        limit: int = 50,
+        *,
+        task: str | None = None,
+        reason: str | None = None,
+        before_id: int | None = None,
     ) -> list[DeadLetter]:
         """Return dead letters, newest first. See :meth:`Queue.dead_letters`."""
-        return await self._do(_dead_letters(limit, before_id, task, reason))
+        return await self._do(dead_letters(limit, before_id, task, reason))
 
     async def retry_dead(self, ids: Sequence[int]) -> dict[int, int]:
         """Enqueue dead letters again. See :meth:`Queue.retry_dead`."""
-        return await self._do(_Operation(lambda: redrive(ids), _same))
+        return await self._do(redriven(ids))
 
     async def open(self) -> None:
         """Connect, and store what was declared."""
@@ -553,10 +477,10 @@ class AsyncQueue(_Surface):
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
-    def _enqueue(self, requests: list[Request]) -> _Operation:
-        return _Operation(lambda: enqueue(requests), lambda receipts: [AsyncJob(self, r) for r in receipts])
+    def _enqueue(self, requests: list[Request]) -> Operation[list[AsyncJob]]:
+        return Operation(lambda: enqueue(requests), lambda receipts: [AsyncJob(self, r) for r in receipts])
 
-    async def _do(self, operation: _Operation) -> Any:
+    async def _do(self, operation: Operation[T]) -> T:
         return operation.meaning(await (await self._connected()).run(operation.program))
 
     async def _connected(self) -> AsyncBackend:
@@ -572,68 +496,3 @@ class AsyncQueue(_Surface):
         if undeclared is not None:
             undeclared.meaning(await backend.run(undeclared.program))
         return backend
-
-
-# --- operations ----------------------------------------------------------------------------------------------------
-
-
-def _same(value: T) -> T:
-    return value
-
-
-def _read(command: ReadJobs | ReadDead) -> Program[Any]:
-    [reply] = yield Round((command,), True)
-    return reply
-
-
-def _record(id: int) -> _Operation:
-    def found(records: dict[int, JobRecord]) -> JobRecord:
-        if id not in records:
-            raise UnknownJob(f"no job has id {id} in this namespace: it was never stored, or its archive was purged")
-        return records[id]
-
-    return _Operation(lambda: _read(ReadJobs((id,))), found)
-
-
-def _dead_letters(limit: int, before_id: int | None, task: str | None, reason: str | None) -> _Operation:
-    command = ReadDead(whole_number(limit, "limit", 1, 10_000), before_id, task, reason)
-    return _Operation(lambda: _read(command), lambda rows: [_dead_letter(row) for row in rows])
-
-
-def _dead_letter(row: DeadRecord) -> DeadLetter:
-    args, kwargs = json.loads(row.payload)
-    return DeadLetter(
-        id=row.id,
-        queue=row.queue,
-        task=row.task,
-        error=row.error,
-        reason=row.reason,
-        metadata=None if row.metadata is None else json.loads(row.metadata),
-        args=args,
-        kwargs=kwargs,
-        retry_count=row.retry_count,
-        started_at=None if row.started_us is None else instant_datetime(row.started_us),
-        died_at=instant_datetime(row.finished_us),
-    )
-
-
-def _result(record: JobRecord) -> Any:
-    state = JobState(record.state)
-    if state is JobState.SUCCEEDED:
-        return None if record.result is None else json.loads(record.result)
-    message = f"job {record.id} (task {record.task!r}) {state}: {record.error}"
-    if state is JobState.SHED:
-        raise JobShed(message, reason=record.reason or "")
-    raise _ENDINGS[state](message)
-
-
-def _pauses(id: int, timeout: Duration | None) -> Iterable[float]:
-    """The waits between looks at a job; raises once the time is up."""
-    ends = None if timeout is None else time.monotonic() + duration_us(timeout, "timeout", allow_zero=True) / 1e6
-    pause_s = _POLL_FIRST_S
-    while True:
-        left = None if ends is None else ends - time.monotonic()
-        yield pause_s if left is None else max(0.0, min(pause_s, left))
-        if left is not None and left <= 0:
-            raise ResultTimeout(f"job {id} is not final within {timeout}: is a worker running for its queue?")
-        pause_s = min(pause_s * 1.5, _POLL_LAST_S)

@@ -133,7 +133,9 @@ class TaskSpec:
             return Request(NewJob(self.queue, self.name, self.priority, key=key))
         if flow.debounce is not None:
             hashed = key_hash("keyed", namespace, self.name, "", key)
-            return Request(NewJob(self.queue, self.name, self.priority, key=key, window_hash=hashed), flow.debounce)
+            return Request(
+                NewJob(self.queue, self.name, self.priority, key=key, window_hash=hashed), flow.debounce
+            )
         hashed = key_hash("unique", namespace, self.name, "", key)
         return Request(NewJob(self.queue, self.name, self.priority, key=key, unique_hash=hashed))
 
@@ -173,7 +175,9 @@ class TaskSpec:
             hashed = key_hash("keyed", namespace, self.name, "", key)
             return Request(job._replace(key=key, window_hash=hashed), debounce)
         if unique is not None:
-            return Request(job._replace(key=unique, unique_hash=key_hash("unique", namespace, self.name, "", unique)))
+            return Request(
+                job._replace(key=unique, unique_hash=key_hash("unique", namespace, self.name, "", unique))
+            )
         return Request(job)
 
     def _job(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions) -> NewJob:
@@ -204,7 +208,9 @@ class TaskSpec:
         replace = options.debounce_replace_payload
         if window is False:
             if key is not UNSET or max_wait is not UNSET or replace is not UNSET:
-                raise ConfigurationError("debounce=False switches debounce off: drop the call's other debounce options")
+                raise ConfigurationError(
+                    "debounce=False switches debounce off: drop the call's other debounce options"
+                )
             return None
         if window is UNSET and key is UNSET and max_wait is UNSET:
             if replace is UNSET:
@@ -231,7 +237,9 @@ class TaskSpec:
         if options.idempotent is True or (declared is not None and declared.key is None):
             return argument_key(self.name, self.signature, args, kwargs)
         if declared is not None and declared.key is not None:
-            return checked_key(KeyTemplate.parse(declared.key, self.signature).render(args, kwargs), "unique key")
+            return checked_key(
+                KeyTemplate.parse(declared.key, self.signature).render(args, kwargs), "unique key"
+            )
         return None
 
     @staticmethod

@@ -13,7 +13,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from flowq.policy import CoDel, Coalesce, Debounce, Flow, RateLimit, Retry
+from flowq.policy import Coalesce, CoDel, Debounce, Flow, RateLimit, Retry
 from flowq.programs import Claimed, Declaration, Failed, Request, Succeeded, claim, declare, enqueue, settle
 from flowq.programs.commands import Program, ReadJobs, Round
 from flowq.task import TaskSpec
@@ -102,7 +102,10 @@ class Play:
         ids = tuple(self.names)
         records = self.drive(lambda: read_jobs(ids), self.now_us)
         self.log.append(
-            [(self.names[id], records[id]._replace(id=0, metadata=None, payload="")) for id in sorted(records)]
+            [
+                (self.names[id], records[id]._replace(id=0, metadata=None, payload=""))
+                for id in sorted(records)
+            ]
         )
         return self.log
 
@@ -186,7 +189,11 @@ _keyed = st.sampled_from(
 
 @st.composite
 def flows(draw: Any) -> Flow:
-    policies = [draw(_keyed), draw(st.none() | _limits), draw(st.none() | st.just(Retry(2, delays=["300ms", "2s"])))]
+    policies = [
+        draw(_keyed),
+        draw(st.none() | _limits),
+        draw(st.none() | st.just(Retry(2, delays=["300ms", "2s"]))),
+    ]
     return Flow(*(policy for policy in policies if policy is not None))
 
 
@@ -212,7 +219,11 @@ _steps = st.one_of(
 def scenarios(draw: Any, max_steps: int = 30) -> Scenario:
     return Scenario(
         flows=tuple(draw(st.lists(flows(), min_size=1, max_size=3))),
-        queue_limit=draw(st.none() | st.none() | st.builds(RateLimit, st.sampled_from(["2/s", "20/s"]), burst=st.sampled_from([3, 5]))),
+        queue_limit=draw(
+            st.none()
+            | st.none()
+            | st.builds(RateLimit, st.sampled_from(["2/s", "20/s"]), burst=st.sampled_from([3, 5]))
+        ),
         codel=draw(st.none() | _codels | _codels),
         steps=tuple(draw(st.lists(st.tuples(_waits, _steps), min_size=max_steps // 3, max_size=max_steps))),
     )

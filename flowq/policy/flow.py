@@ -180,7 +180,7 @@ class Flow:
         return {"policies": [policy.to_json() for policy in self.policies]}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Flow:
+    def from_json(cls, data: object) -> Flow:
         """Return the flow that `to_json` wrote.
 
         Raises

@@ -56,14 +56,18 @@ def declare(
         version = max(version, declared.now_us)
     writes = []
     for declaration in sorted(declarations, key=lambda d: (d.kind, d.name)):
-        write = _judge(declaration, declared.gates.get((declaration.kind, declaration.name)), version, declared.now_us)
+        write = _judge(
+            declaration, declared.gates.get((declaration.kind, declaration.name)), version, declared.now_us
+        )
         if write is not None:
             writes.append(write)
     yield Round((WriteGates(tuple(writes)),) if writes else (), True)
     return version
 
 
-def _judge(declaration: Declaration, stored: StoredGate | None, version_us: int, now_us: int) -> GateWrite | None:
+def _judge(
+    declaration: Declaration, stored: StoredGate | None, version_us: int, now_us: int
+) -> GateWrite | None:
     """The write that a declaration comes to; None if it changes nothing or a newer one stands."""
     kind, name, policy = declaration
     if stored is None:
@@ -74,7 +78,9 @@ def _judge(declaration: Declaration, stored: StoredGate | None, version_us: int,
     params = None if policy is None else policy.to_json()
     if stored is not None and stored.params == params:
         # The same declaration by a newer process: only its version counts from now on.
-        return GateWrite(kind, name, version_us, params, stored.state, now_us if params else 0, _drops(policy))
+        return GateWrite(
+            kind, name, version_us, params, stored.state, now_us if params else 0, _drops(policy)
+        )
     state: list[Any] | None = None
     wake_us = 0
     if isinstance(policy, RateLimit):

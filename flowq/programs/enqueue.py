@@ -77,7 +77,9 @@ class _Stored:
 def enqueue(requests: Sequence[Request]) -> Program[list[Receipt]]:
     """Enqueue calls in order, all or none; return one receipt a call."""
     unique = {job.unique_hash for job, _ in requests if job.unique_hash is not None}
-    windows = {job.window_hash for job, debounce in requests if debounce is not None and job.window_hash is not None}
+    windows = {
+        job.window_hash for job, debounce in requests if debounce is not None and job.window_hash is not None
+    }
     if not unique and not windows:
         [inserted] = yield Round((Insert([job for job, _ in requests]),), True)
         accepted = Outcome.ACCEPTED

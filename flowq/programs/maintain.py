@@ -35,7 +35,9 @@ def maintain(*, crash_limit: int = CRASH_LIMIT, limit: int = _PAGE) -> Program[M
     settlement = Settle(
         (),
         tuple(RetriedJob(job.id, job.token, 0, _error(job), crashed=True) for job in again),
-        tuple(DeadJob(job.id, job.token, _error(job), '{"crashes": "exhausted"}', crashed=True) for job in over),
+        tuple(
+            DeadJob(job.id, job.token, _error(job), '{"crashes": "exhausted"}', crashed=True) for job in over
+        ),
     )
     yield Round((settlement,) if jobs else (), True)
     return Maintained(tuple(j.id for j in again), tuple(j.id for j in over), len(jobs) == limit)

@@ -58,7 +58,9 @@ class _Bucket:
     def __init__(self, gate: Gate, now_us: int) -> None:
         self.gate = gate
         self.limit = _rate_limit(tuple(gate.params.items()))
-        self.state = self.limit.initial(now_us) if gate.state is None else self.limit.state_from_json(gate.state)
+        self.state = (
+            self.limit.initial(now_us) if gate.state is None else self.limit.state_from_json(gate.state)
+        )
         self.dirty = False
 
     def subject(self) -> str:
@@ -200,7 +202,9 @@ class Selection:
         for line in sorted(opened.lines, key=lambda line: (-line.priority, line.task)):
             lane = lanes.get(line.task)
             if lane is None:
-                lane = lanes[line.task] = _Lane([b for b in self.buckets if b.gate.kind == "queue_rate" or b.gate.name == line.task])
+                lane = lanes[line.task] = _Lane(
+                    [b for b in self.buckets if b.gate.kind == "queue_rate" or b.gate.name == line.task]
+                )
             lane.lines.append(_Line(line, lane))
         self.lanes = list(lanes.values())
         self.drop_lanes = [lane for lane in self.lanes if lane.drops]
@@ -221,7 +225,9 @@ class Selection:
                 return missing
             if self.more:
                 continue
-            open_lines = [line for lane in self.lanes if lane.open for line in lane.lines if not line.exhausted()]
+            open_lines = [
+                line for lane in self.lanes if lane.open for line in lane.lines if not line.exhausted()
+            ]
             if not open_lines or self.slots == 0:
                 self._disarm_if_idle()
                 return ()
@@ -341,7 +347,9 @@ class Selection:
         if not shed:
             return False
         lowest = min(line.priority for line, _ in candidates)
-        line, victim = min((c for c in candidates if c[0].priority == lowest), key=lambda c: (c[1].eligible_us, c[1].id))
+        line, victim = min(
+            (c for c in candidates if c[0].priority == lowest), key=lambda c: (c[1].eligible_us, c[1].id)
+        )
         error = f"codel: sojourn {duration_text(sojourn_us)} is above target {duration_text(codel.target_us)}"
         self.sheds.append(ShedJob(victim.id, victim.eligible_us, "codel", error, '{"codel": true}'))
         self._gone.add(victim.id)

@@ -59,7 +59,9 @@ def settlement(ended: Sequence[Ended]) -> Settle:
             succeeded.append(SucceededJob(outcome.id, outcome.token, outcome.result))
             continue
         retry = outcome.retry
-        delay_us = None if retry is None else retry.decide(outcome.failures + 1, outcome.u, outcome.max_retries)
+        delay_us = (
+            None if retry is None else retry.decide(outcome.failures + 1, outcome.u, outcome.max_retries)
+        )
         if delay_us is None:
             dead.append(DeadJob(outcome.id, outcome.token, outcome.error))
         else:

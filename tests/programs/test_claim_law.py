@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from scenario import ClaimUpTo, Play, Scenario, scenarios
 
 from flowq.memory import MemoryStore
 from flowq.programs import selection
+from scenario import ClaimUpTo, Play, Scenario, scenarios
 
 claim_module = sys.modules["flowq.programs.claim"]
 """The module: its name in the package is the program's."""
@@ -80,7 +80,9 @@ def test_a_claim_of_none_before_it_changes_nothing(scenario: Scenario) -> None:
 @pytest.mark.parametrize(("page", "further", "sheds"), [(1, 1, 1), (2, 3, 2), (8, 1000, 4)])
 @given(scenario=scenarios())
 @settings(max_examples=150)
-def test_no_decision_depends_on_the_size_of_a_page(page: int, further: int, sheds: int, scenario: Scenario) -> None:
+def test_no_decision_depends_on_the_size_of_a_page(
+    page: int, further: int, sheds: int, scenario: Scenario
+) -> None:
     expected = grouped(play(scenario).log)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(selection, "PAGE_LIMIT", further)

@@ -1,0 +1,255 @@
+"""Connections: what a queue and a worker hold of a server.
+
+Theory of operation
+-------------------
+A queue shares a small pool (:class:`Backend`, :class:`AsyncBackend`); a worker has connections of its own
+(:class:`Link`, :class:`AsyncLink`), one for each thing that must not wait for another: claims, upkeep, heartbeats.
+
+All of them survive a server that restarts: the pool looks at a connection's socket before it lends it out (a server
+says goodbye, so a dead connection is readable), and a link connects again at its next use. A call that was under way
+when its connection was lost raises :class:`~flowq.errors.DatabaseUnreachable` and is not repeated here, because it may
+have been committed: whether to try again is the caller's to know.
+
+An embedded server is migrated at once, since nobody else could do it; a given one never is: `flowq migrate` does it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+from collections.abc import Callable, Collection
+from typing import Any, Final, LiteralString, TypeVar
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.rows import tuple_row
+
+from flowq.errors import DatabaseUnreachable
+from flowq.postgres.driver import PostgresStore, aconnect, apool, connect, pool, translated
+from flowq.postgres.migrate import check, migrate
+from flowq.postgres.server import Server, resolve_server
+from flowq.programs.commands import Program, Started
+
+__all__ = ["AsyncBackend", "AsyncLink", "Backend", "Link", "patient"]
+
+T = TypeVar("T")
+
+_POOL_SIZE: Final = 8
+_POOL_OPTIONS: Final[dict[str, Any]] = {"max_size": _POOL_SIZE, "timeout": 10.0, "reconnect_timeout": 5.0}
+"""Seconds to wait for a connection, and to try for one before the next caller tries anew."""
+_CONNECT_S: Final = 10
+_PATIENCE: Final = {
+    "connect_timeout": _CONNECT_S,
+    "keepalives_idle": 20,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 40_000,
+}
+"""What libpq is told where the DSN says nothing: a peer that vanished is noticed within a minute, not in hours."""
+_HELD: Final[LiteralString] = """
+    select j.id, l.task, j.payload::text, j.token, j.failures, j.crashes, j.max_retries, j.eligible_us, j.priority,
+        q.name
+    from flowq.job j
+    join flowq.line l on l.id = j.line_id
+    join flowq.queue q on q.id = j.queue_id
+    where j.worker_id = $1::bigint
+    order by j.id
+"""
+
+
+class Backend:
+    """A server and a pool of connections to it, for calls.
+
+    Parameters
+    ----------
+    dsn
+        As for :class:`flowq.Queue`.
+    namespace
+        Of all that is written.
+    notify
+        Whether enqueues wake sleeping workers.
+
+    Raises
+    ------
+    DatabaseUnreachable
+        No server answers at a given DSN.
+    SchemaMismatch
+        Its schema is missing or of another version: run ``flowq migrate``.
+    ServerUnavailable
+        There is no DSN, and no server could be started.
+    """
+
+    def __init__(self, dsn: str | None, namespace: str, notify: bool = True) -> None:
+        self.server = _ready(dsn)
+        self.store = PostgresStore(namespace, notify=notify)
+        self._pool = pool(patient(self.server.dsn), check=_check, **_POOL_OPTIONS)
+        self._pool.open()
+
+    def run(self, factory: Callable[[], Program[T]]) -> T:
+        """Run a program on a connection of the pool; return its result."""
+        try:
+            with self._pool.connection() as conn:
+                return self.store.run(conn, factory)
+        except psycopg.Error as error:
+            raise translated(error) from error
+
+    def close(self) -> None:
+        """Close the connections, and let go of the server."""
+        self._pool.close()
+        _let_go(self.server)
+
+
+class AsyncBackend:
+    """As :class:`Backend`, awaited, and made by :meth:`open`. It lives in one event loop."""
+
+    def __init__(self, server: Server, namespace: str, notify: bool) -> None:
+        self.server = server
+        self.store = PostgresStore(namespace, notify=notify)
+        self.loop = asyncio.get_running_loop()
+        self._pool = apool(patient(server.dsn), check=_acheck, **_POOL_OPTIONS)
+
+    @classmethod
+    async def open(cls, dsn: str | None, namespace: str, notify: bool = True) -> AsyncBackend:
+        """Find the server, check its schema, and open the pool. Raises as :class:`Backend`."""
+        backend = cls(await asyncio.to_thread(_ready, dsn), namespace, notify)
+        await backend._pool.open()
+        return backend
+
+    async def run(self, factory: Callable[[], Program[T]]) -> T:
+        """Run a program on a connection of the pool; return its result."""
+        try:
+            async with self._pool.connection() as conn:
+                return await self.store.arun(conn, factory)
+        except psycopg.Error as error:
+            raise translated(error) from error
+
+    async def close(self) -> None:
+        """Close the connections, and let go of the server."""
+        await self._pool.close()
+        _let_go(self.server)
+
+
+class Link:
+    """One connection, opened when it is needed and again after it was lost; for one thread."""
+
+    def __init__(self, dsn: str, store: PostgresStore) -> None:
+        self._dsn = patient(dsn)
+        self._store = store
+        self._conn: psycopg.Connection[Any] | None = None
+
+    def run(self, factory: Callable[[], Program[T]]) -> T:
+        """Run a program; return its result.
+
+        Raises
+        ------
+        DatabaseUnreachable
+            No connection, or it was lost on the way: the program may have been committed.
+        """
+        if self._conn is None or self._conn.closed:
+            self._conn = connect(self._dsn)
+        return self._store.run(self._conn, factory)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._conn is not None:
+            self._conn.close()
+
+
+class AsyncLink:
+    """As :class:`Link`, awaited; tasks that share it follow each other."""
+
+    def __init__(self, dsn: str, store: PostgresStore) -> None:
+        self._dsn = patient(dsn)
+        self._store = store
+        self._conn: psycopg.AsyncConnection[Any] | None = None
+        self._lock = asyncio.Lock()
+
+    async def run(self, factory: Callable[[], Program[T]]) -> T:
+        """Run a program; return its result. Raises as :meth:`Link.run`."""
+        async with self._lock:
+            return await self._store.arun(await self._connected(), factory)
+
+    async def channels(self, queues: Collection[str]) -> dict[str, str]:
+        """Return the channel on which each queue is notified."""
+        async with self._lock:
+            conn = await self._connected()
+            try:
+                return await self._store.achannel_names(conn, tuple(queues))
+            except psycopg.Error as error:
+                raise translated(error) from error
+
+    async def notify(self, channel: str) -> None:
+        """Notify a channel."""
+        await self._rows("select pg_notify($1::text, '')", channel)
+
+    async def held(self, worker: int) -> list[tuple[Started, str]]:
+        """Return the jobs that the store believes this worker runs, each with its queue.
+
+        Use it after a connection was lost: a claim may have been committed whose reply never came.
+        """
+        return [(Started._make(row[:-1]), row[-1]) for row in await self._rows(_HELD, worker)]
+
+    async def close(self) -> None:
+        """Close the connection."""
+        if self._conn is not None:
+            await self._conn.close()
+
+    async def _connected(self) -> psycopg.AsyncConnection[Any]:
+        if self._conn is None or self._conn.closed:
+            try:
+                async with asyncio.timeout(_CONNECT_S):
+                    self._conn = await aconnect(self._dsn)
+            except TimeoutError:
+                raise DatabaseUnreachable(f"no connection to the database within {_CONNECT_S} s") from None
+        return self._conn
+
+    async def _rows(self, statement: LiteralString, *params: Any) -> list[tuple[Any, ...]]:
+        async with self._lock:
+            conn = await self._connected()
+            try:
+                async with psycopg.AsyncRawCursor(conn, row_factory=tuple_row) as cursor:
+                    return await (await cursor.execute(statement, params)).fetchall()
+            except psycopg.Error as error:
+                raise translated(error) from error
+
+
+def patient(dsn: str) -> str:
+    """Return the DSN with time-outs where it has none of its own."""
+    given = conninfo_to_dict(dsn)
+    return make_conninfo(dsn, **{name: value for name, value in _PATIENCE.items() if name not in given})
+
+
+def _ready(dsn: str | None) -> Server:
+    """Find the server and see to its schema."""
+    server = resolve_server(dsn)
+    try:
+        with connect(patient(server.dsn)) as conn:
+            if server.embedded:
+                migrate(conn)
+            else:
+                check(conn)
+    except BaseException:
+        _let_go(server)
+        raise
+    return server
+
+
+def _let_go(server: Server) -> None:
+    server.close()
+
+
+def _said_something(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+    """Whether an idle connection is readable: the server has ended it, or has a notice."""
+    poller = select.poll()
+    poller.register(conn.fileno(), select.POLLIN)
+    return bool(poller.poll(0))
+
+
+def _check(conn: psycopg.Connection[Any]) -> None:
+    if _said_something(conn):
+        conn.execute("")
+
+
+async def _acheck(conn: psycopg.AsyncConnection[Any]) -> None:
+    if _said_something(conn):
+        await conn.execute("")

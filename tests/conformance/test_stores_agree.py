@@ -1,0 +1,46 @@
+"""One policy core, two worlds: the same scenario through memory and PostgreSQL gives the same log, entry by entry."""
+
+from __future__ import annotations
+
+import secrets
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from flowq.memory import MemoryStore
+from flowq.postgres.driver import PostgresStore
+from scenario import Play, Scenario, scenarios
+
+
+def in_memory(scenario: Scenario) -> list[object]:
+    store = MemoryStore()
+    return Play(lambda program, now_us: store.run(program(), now_us)).run(scenario)
+
+
+def in_postgres(connection: psycopg.Connection, scenario: Scenario) -> list[object]:
+    namespace = f"conformance-{secrets.token_hex(8)}"
+    store = PostgresStore(namespace, notify=False)
+    drive = Play(lambda program, now_us: store.run(connection, program, now_us=now_us), namespace)
+    return drive.run(scenario)
+
+
+def agree(connection: psycopg.Connection, scenario: Scenario) -> None:
+    expected, found = in_memory(scenario), in_postgres(connection, scenario)
+    for index, (memory, postgres) in enumerate(zip(expected, found, strict=True)):
+        assert postgres == memory, f"entry {index} of the log"
+
+
+@given(scenario=scenarios())
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_memory_and_postgres_decide_alike(scenario: Scenario, connection: psycopg.Connection) -> None:
+    agree(connection, scenario)
+
+
+@pytest.mark.slow
+@given(scenario=scenarios(max_steps=60))
+@settings(max_examples=1_000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_memory_and_postgres_decide_alike_in_a_thousand_scenarios(
+    scenario: Scenario, connection: psycopg.Connection
+) -> None:
+    agree(connection, scenario)
