@@ -173,8 +173,6 @@ class KeyTemplate:
         )
         try:
             return checked_key(rendered, self.name)
-        except KeyTemplateError:
-            raise
         except ConfigurationError as error:
             raise KeyTemplateError(str(error)) from None
 

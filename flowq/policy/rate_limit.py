@@ -28,7 +28,6 @@ from math import lcm
 from typing import Any, ClassVar, Final, Literal, NamedTuple, cast
 
 from flowq.errors import ConfigurationError
-from flowq.policy.key_template import KeyTemplate
 from flowq.policy.stored import checked
 from flowq.units import (
     DAY_US,
@@ -204,15 +203,12 @@ class RateLimit:
         What happens to a due first attempt without a token: it waits, or it is shed.
     start : {"full", "empty"}
         Level of a new bucket.
-    key : str, optional
-        A key template over the call's arguments: one bucket for each rendered key.
 
     Attributes
     ----------
     rate : Rate
     burst : Fraction
     on_excess, start : str
-    key : str or None
     unit : int
         Units of the level in one token.
     gain_per_us : int
@@ -252,7 +248,6 @@ class RateLimit:
     burst: Fraction
     on_excess: OnExcess
     start: Start
-    key: str | None
     unit: int = field(init=False, compare=False)
     gain_per_us: int = field(init=False, compare=False)
     full: int = field(init=False, compare=False)
@@ -265,7 +260,6 @@ class RateLimit:
         burst: Number | str | None = None,
         on_excess: OnExcess = "defer",
         start: Start = "full",
-        key: str | None = None,
     ) -> None:
         exact_rate = rate if isinstance(rate, Rate) else Rate.parse(rate, "rate_limit")
         exact_burst = exact_rate.count if burst is None else _exact(burst, "burst")
@@ -280,14 +274,11 @@ class RateLimit:
                 f" denominators); lower burst, shorten the period or round the decimals:"
                 f" {exact_rate}, burst {number_text(exact_burst)}"
             )
-        if key is not None:
-            KeyTemplate.parse(key, name="rate_limit key")
         assign = object.__setattr__
         assign(self, "rate", exact_rate)
         assign(self, "burst", exact_burst)
         assign(self, "on_excess", choice(on_excess, "on_excess", ("defer", "drop")))
         assign(self, "start", choice(start, "start", ("full", "empty")))
-        assign(self, "key", key)
         assign(self, "unit", unit)
         assign(self, "gain_per_us", int(exact_rate.count * scale))
         assign(self, "full", int(full))
@@ -302,8 +293,6 @@ class RateLimit:
             parts.append(f"on_excess={self.on_excess!r}")
         if self.start != "full":
             parts.append(f"start={self.start!r}")
-        if self.key is not None:
-            parts.append(f"key={self.key!r}")
         return f"RateLimit({', '.join(parts)})"
 
     @property
@@ -413,19 +402,17 @@ class RateLimit:
             "burst": number_text(self.burst),
             "on_excess": self.on_excess,
             "start": self.start,
-            "key": self.key,
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RateLimit:
         """Return the limit that `to_json` wrote."""
-        checked(data, cls.policy, "rate", "burst", "on_excess", "start", "key")
+        checked(data, cls.policy, "rate", "burst", "on_excess", "start")
         return cls(
             data["rate"],
             burst=data["burst"],
             on_excess=cast(OnExcess, data["on_excess"]),
             start=cast(Start, data["start"]),
-            key=data["key"],
         )
 
     def describe(self) -> str:
@@ -433,4 +420,4 @@ class RateLimit:
         text = f"at most {self.rate}, burst {number_text(self.burst)}"
         text += ", excess dropped" if self.on_excess == "drop" else ""
         text += ", starting empty" if self.start == "empty" else ""
-        return text + (f", per {self.key}" if self.key is not None else "")
+        return text

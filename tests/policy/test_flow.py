@@ -17,7 +17,7 @@ from flowq.policy import Coalesce, CoDel, Debounce, Flow, Policy, Rate, RateLimi
 FLOWS = [
     Flow(),
     Flow(RateLimit("10/s")),
-    Flow(RateLimit(Rate(20, "3s"), burst=2.5, on_excess="drop", start="empty", key="{tenant}")),
+    Flow(RateLimit(Rate(20, "3s"), burst=2.5, on_excess="drop", start="empty")),
     Flow(CoDel("5ms", "100ms", law="slough", exempt_backlog=2, max_shed=None)),
     Flow(Coalesce()),
     Flow(Coalesce("account:{id}"), Retry(0)),
@@ -74,6 +74,7 @@ def test_it_describes_itself_in_words() -> None:
         "one live job per set of arguments; at most 10/s, burst 5, excess dropped; no retry"
     )
     assert all(flow.describe() for flow in FLOWS)
+    assert Flow(Retry(2, delays=[1, "1m"])).describe() == "up to 2 retries after 1s, 1m"
 
 
 def test_replace_and_without_make_new_flows() -> None:
@@ -138,6 +139,13 @@ def test_stored_nonsense_is_refused(data: Any, message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Flow.from_json(data)
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("kind", [Coalesce, Debounce, RateLimit, CoDel, Retry])
+@pytest.mark.parametrize("data", [None, [], {"policy": "magic"}, {}])
+def test_a_policy_reads_only_its_own_object(kind: Any, data: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"stored {kind.policy} must"):
+        kind.from_json(data)
 
 
 def test_the_public_names_are_these() -> None:

@@ -1,0 +1,214 @@
+"""The commands, one function each; an error that flowq raises on purpose is one line and exit code 1."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import sys
+import threading
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from flowq.cli.supervisor import Supervisor
+from flowq.errors import ConfigurationError, FlowqError
+from flowq.queue import AsyncQueue, DeadLetter, Queue
+
+__all__ = ["app", "load", "run"]
+
+app = typer.Typer(
+    help="Workers, migrations and dead letters of a flowq queue.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+dead = typer.Typer(help="Jobs that failed for good, or were shed.", no_args_is_help=True)
+app.add_typer(dead, name="dead")
+
+_out = Console(soft_wrap=False)
+_PAGE = 500
+
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--database-url", help="Default: FLOWQ_DATABASE_URL, DATABASE_URL, else an embedded server."
+    ),
+]
+Namespace = Annotated[str, typer.Option(help="Which namespace.")]
+Task = Annotated[str | None, typer.Option(help="Only of this task.")]
+Reason = Annotated[str | None, typer.Option(help="Only shed ones, by what: rate_limit, codel or age.")]
+
+
+def run() -> None:
+    """Run the command line."""
+    try:
+        app()
+    except FlowqError as error:
+        sys.exit(f"flowq: {error}")
+
+
+def load(target: str) -> Queue | AsyncQueue:
+    """Import ``module:attribute`` from the current directory.
+
+    Raises
+    ------
+    ConfigurationError
+        It isn't of that form, or what it names is missing or is no queue.
+    """
+    module_name, colon, attribute = target.partition(":")
+    if not (module_name and colon and attribute):
+        raise ConfigurationError(f"target must be module:attribute, as in app:queue: {target!r}")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise ConfigurationError(f"module {module_name!r} is not found from {here}: {error}") from None
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ConfigurationError(f"{module_name!r} has no {attribute!r}: name the queue, as in app:queue")
+        found = getattr(found, part)
+    if not isinstance(found, Queue | AsyncQueue):
+        raise ConfigurationError(f"{target} must be a Queue or an AsyncQueue: {type(found).__name__}")
+    return found
+
+
+@app.command()
+def worker(
+    target: Annotated[
+        str, typer.Argument(help="module:attribute of a Queue or an AsyncQueue, as app:queue.")
+    ],
+    queues: Annotated[str, typer.Option(help="Names of the queues to serve, with commas.")] = "default",
+    concurrency: Annotated[int, typer.Option(min=1, help="Jobs at once, in each process.")] = 4,
+    processes: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
+    burst: Annotated[bool, typer.Option(help="Return once the queues are drained.")] = False,
+    lease: Annotated[
+        str, typer.Option(help="How long after a worker vanished its jobs start elsewhere.")
+    ] = "15s",
+    grace: Annotated[str, typer.Option(help="How long running jobs may go on after a stop.")] = "30s",
+    verbose: Annotated[bool, typer.Option(help="Log more.")] = False,
+    supervised: Annotated[bool, typer.Option(hidden=True)] = False,
+) -> None:
+    """Run the jobs of some queues until SIGTERM or SIGINT; a second signal stops at once."""
+    from flowq.postgres.server import resolve_server
+    from flowq.worker import Worker
+
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.INFO,
+        format="%(asctime)s %(levelname)s %(process)d %(message)s",
+    )
+    if not verbose:
+        logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
+    queue = load(target)
+    names = [name.strip() for name in queues.split(",") if name.strip()]
+    one = Worker(queue, names, concurrency, lease, grace=grace, burst=burst)
+    if supervised:
+        threading.Thread(target=_stop_with_parent, args=(one,), daemon=True).start()
+        one.run()
+        return
+    server = resolve_server(queue.dsn)
+    try:
+        print(f"flowq: {server.describe()}", flush=True)
+        if processes == 1:
+            one.run()
+            return
+        options = [
+            f"--queues={queues}",
+            f"--concurrency={concurrency}",
+            f"--lease={lease}",
+            f"--grace={grace}",
+        ]
+        options += ["--burst"] * burst + ["--verbose"] * verbose
+        command = [sys.executable, "-m", "flowq.cli", "worker", target, "--supervised", *options]
+        raise typer.Exit(Supervisor(command, processes, restart=not burst).run())
+    finally:
+        server.close()
+
+
+@app.command()
+def migrate(database_url: DatabaseUrl = None) -> None:
+    """Bring a database to the schema of this flowq; safe to repeat."""
+    from flowq.postgres import migrate as migrations
+    from flowq.postgres.server import resolve_server
+
+    server = resolve_server(database_url)
+    try:
+        print(f"flowq: {server.describe()}", flush=True)
+        applied = migrations.migrate(server.dsn)
+    finally:
+        server.close()
+    print(f"flowq: applied {', '.join(map(str, applied))}" if applied else "flowq: the schema is up to date")
+
+
+@dead.command("list")
+def dead_list(
+    database_url: DatabaseUrl = None,
+    namespace: Namespace = "default",
+    task: Task = None,
+    reason: Reason = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many.")] = 50,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """List dead letters, newest first."""
+    with Queue(database_url, namespace=namespace) as queue:
+        letters = queue.dead_letters(limit, task=task, reason=reason)
+    if as_json:
+        for letter in letters:
+            print(json.dumps(vars(letter), default=str, ensure_ascii=False))
+        return
+    table = Table("id", "died", "task", "queue", "retries", "why")
+    for letter in letters:
+        died = letter.died_at.isoformat(" ", "seconds")
+        table.add_row(
+            str(letter.id), died, letter.task, letter.queue, str(letter.retry_count), _last_line(letter)
+        )
+    _out.print(table if letters else "no dead letters")
+
+
+@dead.command("retry")
+def dead_retry(
+    ids: Annotated[list[int] | None, typer.Argument(help="Ids of the jobs.")] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="All of them, or all that --task and --reason name.")
+    ] = False,
+    database_url: DatabaseUrl = None,
+    namespace: Namespace = "default",
+    task: Task = None,
+    reason: Reason = None,
+) -> None:
+    """Enqueue dead letters again; a shed job is not shed a second time."""
+    if bool(ids) == every:
+        raise typer.BadParameter("give ids, or --all")
+    if ids and (task is not None or reason is not None):
+        raise typer.BadParameter("--task and --reason go with --all")
+    with Queue(database_url, namespace=namespace) as queue:
+        if ids:
+            renewed = queue.retry_dead(ids)
+            for id in ids:
+                print(f"{id} -> {renewed[id]}" if id in renewed else f"{id}: no such dead letter")
+            if len(renewed) < len(set(ids)):
+                raise typer.Exit(1)
+            return
+        count, before_id = 0, None
+        while letters := queue.dead_letters(_PAGE, task=task, reason=reason, before_id=before_id):
+            count += len(queue.retry_dead([letter.id for letter in letters]))
+            before_id = letters[-1].id
+        print(f"flowq: {count} enqueued again")
+
+
+def _last_line(letter: DeadLetter) -> str:
+    """The exception of a traceback, or the whole of a shed job's reason."""
+    return letter.error.strip().rpartition("\n")[2]
+
+
+def _stop_with_parent(one: Any) -> None:
+    """Stop when the supervisor's end of this pipe closes, however it ended."""
+    sys.stdin.buffer.read()
+    one.stop()
