@@ -29,7 +29,7 @@ from flowq.programs.commands import DeadRecord, JobRecord, Program, ReadDead, Re
 from flowq.task import Duration
 from flowq.units import duration_us, instant_datetime, whole_number
 
-__all__ = ["AsyncJob", "DeadLetter", "Job", "Operation", "dead_letters", "record", "redriven"]
+__all__ = ["AsyncJob", "DeadLetter", "Job", "Operation", "dead_letters", "record", "records", "redriven"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -159,6 +159,12 @@ def record(id: int) -> Operation[JobRecord]:
         return records[id]
 
     return Operation(lambda: _read(ReadJobs((id,))), found)
+
+
+def records(ids: Sequence[int]) -> Operation[dict[int, JobRecord]]:
+    """Read jobs; those that exist."""
+    command = ReadJobs(tuple(ids))
+    return Operation(lambda: _read(command), dict)
 
 
 def dead_letters(

@@ -66,13 +66,16 @@ _TRIM = 4_096
 
 class _Job:
     __slots__ = (
-        "cost", "crashes", "deadline_us", "eligible_us", "error", "exempt", "failures", "finished_us", "first_seen_us",
+        "cost", "crashes", "deadline_us", "eligible_us", "enqueued_us", "error", "exempt", "failures", "finished_us", "first_seen_us",
         "hits", "id", "line", "max_retries", "metadata", "payload", "reason", "result", "started_us", "state", "token",
         "unique_hash", "window_hash", "worker",
     )  # fmt: skip
 
-    def __init__(self, id: int, line: _Line, eligible_us: int, payload: str, cost: int) -> None:
+    def __init__(
+        self, id: int, line: _Line, now_us: int, eligible_us: int, payload: str, cost: int
+    ) -> None:
         self.id = id
+        self.enqueued_us = now_us
         self.line = line
         self.eligible_us = eligible_us
         self.payload = payload
@@ -251,7 +254,7 @@ class MemoryStore:
         for new in command.jobs:
             self._last_id = id = self._last_id + 1
             eligible_us = self._now_us + new.delay_us if new.run_at_us is None else new.run_at_us
-            job = _Job(id, self._line(new.queue, new.task, new.priority), eligible_us, new.payload, new.cost)
+            job = _Job(id, self._line(new.queue, new.task, new.priority), self._now_us, eligible_us, new.payload, new.cost)
             job.max_retries = new.max_retries
             job.metadata = new.metadata
             job.exempt = new.exempt
@@ -551,7 +554,7 @@ class MemoryStore:
             job = self._jobs.get(id) or self._archive.get(id)
             if job is not None:
                 records[id] = JobRecord(
-                    id, job.line.queue, job.line.task, job.state.value, job.eligible_us, job.started_us,
+                    id, job.line.queue, job.line.task, job.state.value, job.enqueued_us, job.eligible_us, job.started_us,
                     job.finished_us, job.token, job.failures, job.crashes, job.payload, job.metadata, job.result,
                     job.error, job.reason,
                 )  # fmt: skip

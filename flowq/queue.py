@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from flowq.declaration import Registry
-from flowq.handles import AsyncJob, DeadLetter, Job, Operation, dead_letters, record, redriven
+from flowq.errors import ConfigurationError
+from flowq.handles import AsyncJob, DeadLetter, Job, Operation, dead_letters, record, records, redriven
 from flowq.policy import CoDel, Flow, RateLimit
 from flowq.policy.rate_limit import Rate
 from flowq.programs import Request, declare, enqueue
@@ -97,11 +98,15 @@ class _Surface:
         return self._registry.handler(name)
 
     def _set_codel(
-        self, queue: str, target: Duration | None, interval: Duration | None, options: Any
+        self, queue: str, target: Duration | CoDel | None, interval: Duration | None, options: Any
     ) -> None:
         checked_key(queue, "queue")
         policy = None
-        if target is not None or interval is not None or options:
+        if isinstance(target, CoDel):
+            if interval is not None or options:
+                raise ConfigurationError("interval and law are part of the CoDel that was given: set them there")
+            policy = target
+        elif target is not None or interval is not None or options:
             policy = CoDel(target, interval, **options)  # type: ignore[arg-type]  # None is refused with its name
         self._registry.set_queue("queue_codel", queue, policy)
 
@@ -109,7 +114,7 @@ class _Surface:
         checked_key(queue, "queue")
         policy = limit if limit is None or isinstance(limit, RateLimit) else RateLimit(limit, burst)
         if policy is not None and policy.on_excess != "defer":
-            raise ValueError("on_excess is a task's, not a queue's (rule D1): declare it with the task")
+            raise ConfigurationError("on_excess is a task's, not a queue's (rule D1): declare it with the task")
         self._registry.set_queue("queue_rate", queue, policy)
 
     def _request(
@@ -248,14 +253,14 @@ class Queue(_Surface):
         return declare_task if function is None else declare_task(function)
 
     def set_queue_codel(
-        self, queue: str, target: Duration | None = None, interval: Duration | None = None, **options: Any
+        self, queue: str, target: Duration | CoDel | None = None, interval: Duration | None = None, **options: Any
     ) -> None:
         """Shed what has waited too long in a queue, by CoDel; with no target, stop shedding.
 
         Parameters
         ----------
         target, interval
-            Acceptable standing sojourn, and how long it must be exceeded before the first shed.
+            Acceptable standing sojourn, and how long it must be exceeded before the first shed; or a whole ``CoDel``.
         **options
             ``law``, ``exempt_backlog``, ``max_shed``: see :class:`flowq.policy.CoDel`.
         """
@@ -310,6 +315,10 @@ class Queue(_Surface):
             There is none with this id.
         """
         return self._do(record(id))
+
+    def jobs(self, ids: Sequence[int]) -> dict[int, JobRecord]:
+        """Return what is known of jobs, live or archived; ids that are unknown are absent."""
+        return self._do(records(ids))
 
     def dead_letters(
         self,
@@ -414,7 +423,7 @@ class AsyncQueue(_Surface):
         return declare_task if function is None else declare_task(function)
 
     def set_queue_codel(
-        self, queue: str, target: Duration | None = None, interval: Duration | None = None, **options: Any
+        self, queue: str, target: Duration | CoDel | None = None, interval: Duration | None = None, **options: Any
     ) -> None:
         """Shed what has waited too long in a queue, by CoDel. See :meth:`Queue.set_queue_codel`."""
         self._set_codel(queue, target, interval, options)
@@ -444,6 +453,10 @@ class AsyncQueue(_Surface):
     async def job(self, id: int) -> JobRecord:
         """Return what is known of a job. See :meth:`Queue.job`."""
         return await self._do(record(id))
+
+    async def jobs(self, ids: Sequence[int]) -> dict[int, JobRecord]:
+        """Return what is known of jobs. See :meth:`Queue.jobs`."""
+        return await self._do(records(ids))
 
     async def dead_letters(
         self,

@@ -25,12 +25,12 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import tuple_row
 
 from flowq.errors import DatabaseUnreachable
-from flowq.postgres.driver import PostgresStore, aconnect, apool, connect, pool, translated
+from flowq.postgres.driver import PostgresStore, aconfigure, apool, connect, pool, translated
 from flowq.postgres.migrate import check, migrate
 from flowq.postgres.server import Server, resolve_server
 from flowq.programs.commands import Program, Started
 
-__all__ = ["AsyncBackend", "AsyncLink", "Backend", "Link", "patient"]
+__all__ = ["AsyncBackend", "AsyncLink", "Backend", "Link", "aopen", "patient"]
 
 T = TypeVar("T")
 
@@ -159,7 +159,7 @@ class AsyncLink:
     """As :class:`Link`, awaited; tasks that share it follow each other."""
 
     def __init__(self, dsn: str, store: PostgresStore) -> None:
-        self._dsn = patient(dsn)
+        self._dsn = dsn
         self._store = store
         self._conn: psycopg.AsyncConnection[Any] | None = None
         self._lock = asyncio.Lock()
@@ -196,11 +196,7 @@ class AsyncLink:
 
     async def _connected(self) -> psycopg.AsyncConnection[Any]:
         if self._conn is None or self._conn.closed:
-            try:
-                async with asyncio.timeout(_CONNECT_S):
-                    self._conn = await aconnect(self._dsn)
-            except TimeoutError:
-                raise DatabaseUnreachable(f"no connection to the database within {_CONNECT_S} s") from None
+            self._conn = await aopen(self._dsn)
         return self._conn
 
     async def _rows(self, statement: LiteralString, *params: Any) -> list[tuple[Any, ...]]:
@@ -211,6 +207,23 @@ class AsyncLink:
                     return await (await cursor.execute(statement, params)).fetchall()
             except psycopg.Error as error:
                 raise translated(error) from error
+
+
+async def aopen(dsn: str) -> psycopg.AsyncConnection[Any]:
+    """Open a connection of flowq's own in bounded time; one that is cancelled on the way leaves nothing open."""
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            conn = await psycopg.AsyncConnection.connect(patient(dsn), autocommit=True)
+            try:
+                await aconfigure(conn)
+            except BaseException:
+                await conn.close()
+                raise
+    except TimeoutError:
+        raise DatabaseUnreachable(f"no connection to the database within {_CONNECT_S} s") from None
+    except psycopg.Error as error:
+        raise translated(error) from error
+    return conn
 
 
 def patient(dsn: str) -> str:

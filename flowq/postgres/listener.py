@@ -24,8 +24,7 @@ import psycopg
 from psycopg import sql
 
 from flowq.errors import StoreError
-from flowq.postgres.connection import AsyncLink
-from flowq.postgres.driver import aconnect
+from flowq.postgres.connection import AsyncLink, aopen
 
 __all__ = ["Listener"]
 
@@ -67,7 +66,7 @@ class Listener:
         wait_s = _FIRST_WAIT_S
         while True:
             try:
-                async with await aconnect(self._dsn) as conn:
+                async with await aopen(self._dsn) as conn:
                     await self._listen(conn)
                 wait_s = _CHECK_S
             except (StoreError, psycopg.Error) as error:

@@ -433,6 +433,7 @@ class JobRecord(NamedTuple):
     queue: str
     task: str
     state: str
+    enqueued_us: int
     run_at_us: int
     started_us: int | None
     """Of the last attempt; None if none ever started."""

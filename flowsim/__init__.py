@@ -1,0 +1,1 @@
+"""Simulate what flowq does: the same programs and policies, over a SimPy clock."""
