@@ -71,9 +71,7 @@ class _Job:
         "unique_hash", "window_hash", "worker",
     )  # fmt: skip
 
-    def __init__(
-        self, id: int, line: _Line, now_us: int, eligible_us: int, payload: str, cost: int
-    ) -> None:
+    def __init__(self, id: int, line: _Line, now_us: int, eligible_us: int, payload: str, cost: int) -> None:
         self.id = id
         self.enqueued_us = now_us
         self.line = line
@@ -254,7 +252,14 @@ class MemoryStore:
         for new in command.jobs:
             self._last_id = id = self._last_id + 1
             eligible_us = self._now_us + new.delay_us if new.run_at_us is None else new.run_at_us
-            job = _Job(id, self._line(new.queue, new.task, new.priority), self._now_us, eligible_us, new.payload, new.cost)
+            job = _Job(
+                id,
+                self._line(new.queue, new.task, new.priority),
+                self._now_us,
+                eligible_us,
+                new.payload,
+                new.cost,
+            )
             job.max_retries = new.max_retries
             job.metadata = new.metadata
             job.exempt = new.exempt

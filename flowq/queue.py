@@ -104,7 +104,9 @@ class _Surface:
         policy = None
         if isinstance(target, CoDel):
             if interval is not None or options:
-                raise ConfigurationError("interval and law are part of the CoDel that was given: set them there")
+                raise ConfigurationError(
+                    "interval and law are part of the CoDel that was given: set them there"
+                )
             policy = target
         elif target is not None or interval is not None or options:
             policy = CoDel(target, interval, **options)  # type: ignore[arg-type]  # None is refused with its name
@@ -114,7 +116,9 @@ class _Surface:
         checked_key(queue, "queue")
         policy = limit if limit is None or isinstance(limit, RateLimit) else RateLimit(limit, burst)
         if policy is not None and policy.on_excess != "defer":
-            raise ConfigurationError("on_excess is a task's, not a queue's (rule D1): declare it with the task")
+            raise ConfigurationError(
+                "on_excess is a task's, not a queue's (rule D1): declare it with the task"
+            )
         self._registry.set_queue("queue_rate", queue, policy)
 
     def _request(
@@ -253,7 +257,11 @@ class Queue(_Surface):
         return declare_task if function is None else declare_task(function)
 
     def set_queue_codel(
-        self, queue: str, target: Duration | CoDel | None = None, interval: Duration | None = None, **options: Any
+        self,
+        queue: str,
+        target: Duration | CoDel | None = None,
+        interval: Duration | None = None,
+        **options: Any,
     ) -> None:
         """Shed what has waited too long in a queue, by CoDel; with no target, stop shedding.
 
@@ -423,7 +431,11 @@ class AsyncQueue(_Surface):
         return declare_task if function is None else declare_task(function)
 
     def set_queue_codel(
-        self, queue: str, target: Duration | CoDel | None = None, interval: Duration | None = None, **options: Any
+        self,
+        queue: str,
+        target: Duration | CoDel | None = None,
+        interval: Duration | None = None,
+        **options: Any,
     ) -> None:
         """Shed what has waited too long in a queue, by CoDel. See :meth:`Queue.set_queue_codel`."""
         self._set_codel(queue, target, interval, options)

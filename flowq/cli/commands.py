@@ -129,7 +129,7 @@ def worker(
         command = [sys.executable, "-m", "flowq.cli", "worker", target, "--supervised", *options]
         raise typer.Exit(Supervisor(command, processes, restart=not burst).run())
     finally:
-        server.close()
+        server.release()
 
 
 @app.command()
@@ -143,7 +143,7 @@ def migrate(database_url: DatabaseUrl = None) -> None:
         print(f"flowq: {server.describe()}", flush=True)
         applied = migrations.migrate(server.dsn)
     finally:
-        server.close()
+        server.release()
     print(f"flowq: applied {', '.join(map(str, applied))}" if applied else "flowq: the schema is up to date")
 
 

@@ -96,7 +96,7 @@ class Backend:
     def close(self) -> None:
         """Close the connections, and let go of the server."""
         self._pool.close()
-        _let_go(self.server)
+        self.server.release()
 
 
 class AsyncBackend:
@@ -126,7 +126,7 @@ class AsyncBackend:
     async def close(self) -> None:
         """Close the connections, and let go of the server."""
         await self._pool.close()
-        _let_go(self.server)
+        self.server.release()
 
 
 class Link:
@@ -242,13 +242,9 @@ def _ready(dsn: str | None) -> Server:
             else:
                 check(conn)
     except BaseException:
-        _let_go(server)
+        server.release()
         raise
     return server
-
-
-def _let_go(server: Server) -> None:
-    server.close()
 
 
 def _said_something(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:

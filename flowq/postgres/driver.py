@@ -56,7 +56,7 @@ ATTEMPTS: Final = 20
 
 _SETTINGS: Final = """
     select set_config('jit', 'off', false), set_config('plan_cache_mode', 'force_generic_plan', false),
-        set_config('enable_seqscan', 'off', false)
+        set_config('enable_seqscan', 'off', false), set_config('enable_bitmapscan', 'off', false)
 """
 _BEGIN: Final = Statement(b"BEGIN ISOLATION LEVEL READ COMMITTED", returns=False)
 _COMMIT: Final = Statement(b"COMMIT", returns=False)

@@ -39,7 +39,7 @@ create table flowq.line (
     unique (queue_id, task, priority)
 );
 comment on table flowq.line is 'The FIFO of the jobs of one (queue, task, priority).';
-create index line_class on flowq.line (queue_id, priority);
+-- One index: with a second one that begins alike, a plan made over few lines might look lines up by the wrong one.
 
 create table flowq.gate (
     id bigint generated always as identity primary key,
