@@ -444,9 +444,9 @@ class Codec:
         return _Part([statement("read_costly", now, *map(str, command))], _page(command.limit))
 
     def _start(self, command: Start, now: str | None, _: set[LineKey]) -> _Part:
-        ids, eligible, worker = command
+        ids, eligible, worker, now_us = command
         return _Part(
-            [statement("start", now, self.namespace, str(worker), _numbers(ids), _numbers(eligible))],
+            [statement("start", str(now_us), self.namespace, str(worker), _numbers(ids), _numbers(eligible))],
             _started,
         )
 
@@ -454,7 +454,7 @@ class Codec:
         ids, eligible, reasons, errors, markers = zip(*command.sheds, strict=True)
         shedding = statement(
             "shed",
-            now,
+            str(command.now_us),
             self.namespace,
             _numbers(ids),
             _numbers(eligible),

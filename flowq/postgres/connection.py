@@ -5,8 +5,8 @@ Theory of operation
 A queue shares a small pool (:class:`Backend`, :class:`AsyncBackend`); a worker has connections of its own
 (:class:`Link`, :class:`AsyncLink`), one for each thing that must not wait for another: claims, upkeep, heartbeats.
 
-All of them survive a server that restarts: the pool looks at a connection's socket before it lends it out (a server
-says goodbye, so a dead connection is readable), and a link connects again at its next use. A call that was under way
+All of them survive a server that restarts: a connection's socket is looked at before each use (a server says goodbye,
+so a dead connection is readable), and a dead one is replaced. A call that was under way
 when its connection was lost raises :class:`~flowq.errors.DatabaseUnreachable` and is not repeated here, because it may
 have been committed: whether to try again is the caller's to know.
 
@@ -16,6 +16,7 @@ An embedded server is migrated at once, since nobody else could do it; a given o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import select
 from collections.abc import Callable, Collection
 from typing import Any, Final, LiteralString, TypeVar
@@ -82,16 +83,25 @@ class Backend:
     def __init__(self, dsn: str | None, namespace: str, notify: bool = True) -> None:
         self.server = _ready(dsn)
         self.store = PostgresStore(namespace, notify=notify)
-        self._pool = pool(patient(self.server.dsn), check=_check, **_POOL_OPTIONS)
+        self._pool = pool(patient(self.server.dsn), **_POOL_OPTIONS)
         self._pool.open()
 
     def run(self, factory: Callable[[], Program[T]]) -> T:
         """Run a program on a connection of the pool; return its result."""
+        conn = self._lend()
         try:
-            with self._pool.connection() as conn:
-                return self.store.run(conn, factory)
+            return self.store.run(conn, factory)
+        finally:
+            self._pool.putconn(conn)
+
+    def _lend(self) -> psycopg.Connection[Any]:
+        """Take a connection; the pool replaces dead ones, without the pauses that its own check makes."""
+        try:
+            while not _alive(conn := self._pool.getconn()):
+                self._pool.putconn(conn)
         except psycopg.Error as error:
             raise translated(error) from error
+        return conn
 
     def close(self) -> None:
         """Close the connections, and let go of the server."""
@@ -106,7 +116,7 @@ class AsyncBackend:
         self.server = server
         self.store = PostgresStore(namespace, notify=notify)
         self.loop = asyncio.get_running_loop()
-        self._pool = apool(patient(server.dsn), check=_acheck, **_POOL_OPTIONS)
+        self._pool = apool(patient(server.dsn), **_POOL_OPTIONS)
 
     @classmethod
     async def open(cls, dsn: str | None, namespace: str, notify: bool = True) -> AsyncBackend:
@@ -117,11 +127,19 @@ class AsyncBackend:
 
     async def run(self, factory: Callable[[], Program[T]]) -> T:
         """Run a program on a connection of the pool; return its result."""
+        conn = await self._lend()
         try:
-            async with self._pool.connection() as conn:
-                return await self.store.arun(conn, factory)
+            return await self.store.arun(conn, factory)
+        finally:
+            await self._pool.putconn(conn)
+
+    async def _lend(self) -> psycopg.AsyncConnection[Any]:
+        try:
+            while not await _aalive(conn := await self._pool.getconn()):
+                await self._pool.putconn(conn)
         except psycopg.Error as error:
             raise translated(error) from error
+        return conn
 
     async def close(self) -> None:
         """Close the connections, and let go of the server."""
@@ -145,7 +163,7 @@ class Link:
         DatabaseUnreachable
             No connection, or it was lost on the way: the program may have been committed.
         """
-        if self._conn is None or self._conn.closed:
+        if self._conn is None or not _alive(self._conn):
             self._conn = connect(self._dsn)
         return self._store.run(self._conn, factory)
 
@@ -195,7 +213,7 @@ class AsyncLink:
             await self._conn.close()
 
     async def _connected(self) -> psycopg.AsyncConnection[Any]:
-        if self._conn is None or self._conn.closed:
+        if self._conn is None or not await _aalive(self._conn):
             self._conn = await aopen(self._dsn)
         return self._conn
 
@@ -254,11 +272,16 @@ def _said_something(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
     return bool(poller.poll(0))
 
 
-def _check(conn: psycopg.Connection[Any]) -> None:
-    if _said_something(conn):
-        conn.execute("")
+def _alive(conn: psycopg.Connection[Any]) -> bool:
+    """Whether an idle connection is open, as far as can be told without a round trip; one that isn't is closed."""
+    if not conn.closed and _said_something(conn):
+        with contextlib.suppress(psycopg.Error):
+            conn.execute("")
+    return not conn.closed
 
 
-async def _acheck(conn: psycopg.AsyncConnection[Any]) -> None:
-    if _said_something(conn):
-        await conn.execute("")
+async def _aalive(conn: psycopg.AsyncConnection[Any]) -> bool:
+    if not conn.closed and _said_something(conn):
+        with contextlib.suppress(psycopg.Error):
+            await conn.execute("")
+    return not conn.closed

@@ -284,7 +284,8 @@ class PostgresStore:
                     results = (yield statements) if statements else []
                 except psycopg.Error as error:
                     if saved:
-                        yield [_UNDO, _RELEASE]
+                        yield [_UNDO]  # alone: after a rollback psycopg deallocates what is prepared
+                        yield [_RELEASE]
                     if isinstance(error, psycopg.errors.LockNotAvailable) and _locks_keys(commands):
                         raise KeyLockTimeout(
                             f"another open transaction holds a key of this call past lock_timeout:"

@@ -251,12 +251,16 @@ class Start(NamedTuple):
     ids: tuple[int, ...]
     eligible_us: tuple[int, ...]
     worker: int
+    now_us: int
+    """The instant of the judgement, which is when they start: a later reading of the clock would bend the law."""
 
 
 class Shed(NamedTuple):
     """Shed these pending jobs: archive each as ``shed`` and dead-letter it. Reply and conflicts: as ``Start``."""
 
     sheds: tuple[ShedJob, ...]
+    now_us: int
+    """The instant of the judgement."""
 
 
 class ShedJob(NamedTuple):

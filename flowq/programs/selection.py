@@ -379,9 +379,9 @@ class Selection:
         commands: list[Start | Shed | SaveGates] = []
         if self.starts:
             ids = tuple(row.id for row in self.starts)
-            commands.append(Start(ids, tuple(row.eligible_us for row in self.starts), worker))
+            commands.append(Start(ids, tuple(row.eligible_us for row in self.starts), worker, self.now_us))
         if self.sheds:
-            commands.append(Shed(tuple(self.sheds)))
+            commands.append(Shed(tuple(self.sheds), self.now_us))
         saves = [bucket.save(self.now_us) for bucket in self.buckets if bucket.dirty]
         if self.codel is not None and self.codel_state != self.codel_before:
             saves.append(GateSave(self.codel_gate, self.codel.state_to_json(self.codel_state), 0))

@@ -85,10 +85,10 @@ def test_what_can_t_work_is_refused_when_declared(keywords: dict[str, Any], mess
     given = {"name": None, "queue": "default", "priority": 0, "flow": None} | keywords
     own = {key: given.pop(key) for key in ("name", "queue", "priority", "flow")}
     registry = Registry("default")
+
+    def task(user: str) -> None: ...
+
     with pytest.raises(ConfigurationError, match=message):
-
-        def task(user: str) -> None: ...
-
         registry.add(task, own["name"], own["queue"], own["priority"], own["flow"], given)
     assert not registry.tasks
 

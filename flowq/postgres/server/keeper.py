@@ -2,8 +2,8 @@
 
 Theory of operation
 -------------------
-All clients of one user, one checkout, one set of programs and one choice of fsync share a private folder, and so
-one server. A client arrives under ``start.lock``, one at a time: it takes ``use.lock`` shared, starts a guard if
+All clients of one user and checkout that ask for the same programs and settings share a private folder, and so one
+server. A client arrives under ``start.lock``, one at a time: it takes ``use.lock`` shared, starts a guard if
 ``guard.lock`` is free, waits until the server answers, and leaves ``start.lock``. It keeps ``use.lock`` for as long
 as it wants the server; the guard stops the server when nobody does.
 
@@ -86,7 +86,7 @@ def attach(
     ServerUnavailable
         It can't be started; the message ends with the end of its log.
     """
-    home = home_for(binaries, fsync) if home is None else home
+    home = home_for(binaries, fsync=fsync, ephemeral=ephemeral) if home is None else home
     order = guard.Order(
         str(home), str(binaries.folder), str(binaries.base), binaries.trees, fsync, grace_s, ephemeral
     )
@@ -111,8 +111,8 @@ def attach(
             os.close(start)
 
 
-def home_for(binaries: Binaries, fsync: bool = True) -> Path:
-    """Return the private folder of this user, this checkout, these programs and this choice of fsync.
+def home_for(binaries: Binaries, *, fsync: bool = True, ephemeral: bool = False) -> Path:
+    """Return the private folder of this user, this checkout, these programs and these choices.
 
     Raises
     ------
@@ -120,7 +120,7 @@ def home_for(binaries: Binaries, fsync: bool = True) -> Path:
         No temporary folder is short enough, and open to the user that runs the server.
     """
     checkout = Path(__file__).resolve().parents[3]
-    parts = (str(checkout), str(binaries.folder), "fsync" if fsync else "no fsync")
+    parts = (str(checkout), str(binaries.folder), f"{fsync=}", f"{ephemeral=}")
     key = sha256("\0".join(parts).encode()).hexdigest()[:8]
     bases = [Path(folder).resolve() for folder in (tempfile.gettempdir(), "/tmp")]
     for base in bases:

@@ -85,9 +85,7 @@ class Server:
         """
         kind = "embedded" if self.embedded else "external"
         fsync = "" if self.fsync else ", fsync off"
-        place = masked(self.dsn)
-        if self.embedded:
-            place = conninfo_to_dict(self.dsn)["host"]
+        place = conninfo_to_dict(self.dsn)["host"] if self.embedded else masked(self.dsn)
         return f"PostgreSQL {self.version}, {kind}, from {self.source}{fsync}: {place}"
 
     def release(self) -> None:

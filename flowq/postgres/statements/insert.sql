@@ -2,6 +2,7 @@
 -- then an array a column, '{}' where every job has the default: $7 number of its line in $4, $8 payload, $9 run_at,
 -- $10 delay, $11 cost, $12 max_retries, $13 metadata, $14 key, $15 unique_hash, $16 window_hash, $17 first_seen,
 -- $18 deadline, $19 hits, $20 exempt.
+-- Index: queue (namespace, name), line (queue_id, task, priority); the LIMIT keeps the planner from reading all lines.
 -- Lines are looked up once a batch, and unnest pads short arrays with NULL, so an unused column costs nothing.
 -- Locks: nothing but the new rows. A line that does not exist violates NOT NULL; the driver then creates it.
 -- Notifies at most once a queue, and only if a worker sleeps past what was written (NOTIFY locks at commit).
@@ -12,10 +13,11 @@ lines as materialized (
     select array_agg(l.id order by w.n) as ids, array_agg(l.queue_id order by w.n) as queue_ids
     from unnest($4::text[], $5::text[], $6::integer[]) with ordinality as w (queue, task, priority, n)
     left join lateral (
-        select l.id, l.queue_id
-        from flowq.queue q
-        join flowq.line l on l.queue_id = q.id and l.task = w.task and l.priority = w.priority
-        where q.namespace = $2::text and q.name = w.queue
+        select f.id, f.queue_id
+        from flowq.line f
+        where f.queue_id = (select q.id from flowq.queue q where q.namespace = $2::text and q.name = w.queue)
+            and f.task = w.task and f.priority = w.priority
+        limit 1
     ) l on true
 ),
 written as (

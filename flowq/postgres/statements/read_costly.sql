@@ -7,7 +7,8 @@ with clock as materialized (
 select c.id, c.eligible_us, c.cost, c.token = 0, c.exempt
 from flowq.job c
 where c.line_id = $2::integer and c.state = 'pending' and c.cost > 1 and c.cost > $3::bigint
-    and (c.eligible_us, c.id) > ($4::bigint, $5::bigint) and c.eligible_us <= (select us from clock) and c.token = 0 and not c.exempt
+    and c.token = 0 and not c.exempt
+    and (c.eligible_us, c.id) > ($4::bigint, $5::bigint) and c.eligible_us <= (select us from clock)
     and (
         c.window_hash is null
         or (

@@ -1,12 +1,12 @@
 -- Read jobs, live or archived. $1 namespace, $2 ids. Locks nothing.
 -- Index: primary key of job; archive (id, finished_us) of every partition.
 select
-    r.id, q.name, l.task, r.state, r.enqueued_us, r.eligible_us, r.started_us, r.finished_us, r.token, r.failures, r.crashes,
-    r.payload::text, r.metadata::text, r.result::text, r.error, r.reason
+    r.id, q.name, l.task, r.state, r.enqueued_us, r.eligible_us, r.started_us, r.finished_us, r.token, r.failures,
+    r.crashes, r.payload::text, r.metadata::text, r.result::text, r.error, r.reason
 from (
     select
-        j.id, j.line_id, j.state, j.enqueued_us, j.eligible_us, j.started_us, null::bigint as finished_us, j.token, j.failures,
-        j.crashes, j.payload, j.metadata, null::json as result, j.error, null::text as reason
+        j.id, j.line_id, j.state, j.enqueued_us, j.eligible_us, j.started_us, null::bigint as finished_us, j.token,
+        j.failures, j.crashes, j.payload, j.metadata, null::json as result, j.error, null::text as reason
     from flowq.job j
     where j.id = any ($2::bigint[]) and j.namespace = $1::text
     union all

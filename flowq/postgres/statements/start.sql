@@ -1,9 +1,9 @@
--- Start chosen jobs. $1 instant or null, $2 namespace, $3 worker, $4 ids, $5 the eligibilities that were read.
+-- Start chosen jobs. $1 instant, $2 namespace, $3 worker, $4 ids, $5 the eligibilities that were read.
 -- Returns them in the order of the ids. Refuses (FQ001) unless each is pending with that eligibility.
 -- Locks: the jobs' rows. Index: primary key.
 with started as (
     update flowq.job j
-    set state = 'running', token = j.token + 1, started_us = (select flowq.now_us($1::bigint)),
+    set state = 'running', token = j.token + 1, started_us = $1::bigint,
         worker_id = $3::bigint, window_hash = null
     from unnest($4::bigint[], $5::bigint[]) with ordinality as w (id, eligible_us, n)
     where j.id = w.id and j.eligible_us = w.eligible_us and j.namespace = $2::text and j.state = 'pending'
