@@ -29,7 +29,7 @@ NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout 120 \
 	$(if $(wildcard notebooks/sanitize.cfg),--nbval-sanitize-with notebooks/sanitize.cfg)
 
-.PHONY: help demo test test-slow lint format notebooks bench lab lock venv clean
+.PHONY: picture help demo test test-slow lint format notebooks bench lab lock venv clean
 
 help: ## Say what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -74,6 +74,10 @@ ifneq ($(NOTEBOOKS),)
 else
 	@echo "no notebooks yet"
 endif
+
+picture: $(STAMP) ## Draw the README's picture again
+	@$(BIN)/python -c 'from flowsim.demo import simulated; from flowsim.report import burst_figure; \
+		burst_figure(simulated().results).savefig("notebooks/burst.png", dpi=90)'
 
 bench: $(STAMP) ## Measure
 	@if [ -f benchmarks/__main__.py ]; then $(RUN) benchmarks; else echo "no benchmarks yet"; fi

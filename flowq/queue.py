@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from flowq.declaration import Registry
-from flowq.errors import ConfigurationError
+from flowq.errors import ConfigurationError, FlowqError
 from flowq.handles import AsyncJob, DeadLetter, Job, Operation, dead_letters, record, records, redriven
 from flowq.policy import CoDel, Flow, RateLimit
 from flowq.policy.rate_limit import Rate
@@ -24,6 +24,7 @@ from flowq.units import checked_key
 
 if TYPE_CHECKING:
     from flowq.postgres.connection import AsyncBackend, Backend
+    from flowq.postgres.server import Server
 
 __all__ = ["AsyncJob", "AsyncQueue", "AsyncTask", "DeadLetter", "Job", "Queue", "Task"]
 
@@ -88,6 +89,15 @@ class _Surface:
         self.namespace = checked_key(namespace, "namespace")
         self.notify = notify
         self._registry = Registry(self.namespace)
+
+    _backend: Backend | AsyncBackend | None
+
+    @property
+    def server(self) -> Server:
+        """The PostgreSQL in use, once the queue is open; ``server.describe()`` says which in one line."""
+        if self._backend is None:
+            raise FlowqError("queue is not open: call open(), or enqueue something")
+        return self._backend.server
 
     def specs(self) -> list[TaskSpec]:
         """Return the declared tasks with the policies of their queues; ``flowsim.simulate`` takes the whole queue."""
@@ -510,6 +520,9 @@ class AsyncQueue(_Surface):
 
     async def _connected(self) -> AsyncBackend:
         backend = self._backend
+        if backend is not None and backend.loop.is_closed():
+            backend = self._backend = None  # of an earlier asyncio.run, which took its connections with it
+            self._opening = asyncio.Lock()
         if backend is None:
             from flowq.postgres.connection import AsyncBackend
 

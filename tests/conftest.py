@@ -8,7 +8,7 @@ they create there under random names, and drop them. ``FLOWQ_PG_BIN`` names othe
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from uuid import uuid4
 
 import pytest
@@ -69,7 +69,7 @@ def postgres_server() -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def database_template(postgres_server: Server) -> Iterator[str]:
     """The name of a database with flowq's schema, to copy."""
-    name = random_name("template")
+    name = _random_name("template")
     migrate(create_database(postgres_server, name))
     yield name
     drop_database(postgres_server, name)
@@ -78,7 +78,7 @@ def database_template(postgres_server: Server) -> Iterator[str]:
 @pytest.fixture
 def database_url(postgres_server: Server, database_template: str) -> Iterator[str]:
     """The DSN of a fresh database with flowq's schema."""
-    name = random_name("case")
+    name = _random_name("case")
     yield create_database(postgres_server, name, database_template)
     drop_database(postgres_server, name)
 
@@ -86,10 +86,16 @@ def database_url(postgres_server: Server, database_template: str) -> Iterator[st
 @pytest.fixture
 def empty_database_url(postgres_server: Server) -> Iterator[str]:
     """The DSN of a fresh database without anything."""
-    name = random_name("empty")
+    name = _random_name("empty")
     yield create_database(postgres_server, name)
     drop_database(postgres_server, name)
 
 
-def random_name(kind: str) -> str:
+def _random_name(kind: str) -> str:
     return f"flowq_test_{kind}_{uuid4().hex[:16]}"
+
+
+@pytest.fixture(scope="session")
+def random_name() -> Callable[[str], str]:
+    """Names for databases on a server that may be somebody's."""
+    return _random_name

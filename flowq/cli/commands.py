@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import os
 import sys
 import threading
 from pathlib import Path
@@ -210,5 +211,6 @@ def _last_line(letter: DeadLetter) -> str:
 
 def _stop_with_parent(one: Any) -> None:
     """Stop when the supervisor's end of this pipe closes, however it ended."""
-    sys.stdin.buffer.read()
+    while os.read(0, 1):  # not through sys.stdin, whose lock would be held at the end of the interpreter
+        pass
     one.stop()

@@ -110,7 +110,8 @@ class Supervisor:
             return
         process.stdin.close()
         if self._stopping or not self._restart:
-            self._worst = self._worst or process.returncode
+            code = process.returncode
+            self._worst = self._worst or (code if code >= 0 else 128 - code)
             return
         now = time.monotonic()
         child.pause_s = (

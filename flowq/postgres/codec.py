@@ -93,6 +93,15 @@ class _Part(NamedTuple):
     read: Callable[[Sequence[Rows]], Any]
 
 
+class _Frame(NamedTuple):
+    """What all commands of a round are encoded with."""
+
+    now: str | None
+    notify: str
+    """Whom writes that make jobs due notify: ``off``, ``sleepers`` or ``workers``."""
+    ensured: set[LineKey]
+
+
 class Encoded(NamedTuple):
     """One round: statements to send in order, and how their rows become its replies."""
 
@@ -228,9 +237,9 @@ class Codec:
         self.namespace = namespace
         self.known: set[LineKey] = set()
         """Lines that are committed, so that inserts needn't ensure them."""
-        self._notify = _flag(notify)
+        self._notify = notify
         self._lock_timeout_us = lock_timeout_us
-        self._encoders: dict[type, Callable[[Any, str | None, set[LineKey]], _Part]] = {
+        self._encoders: dict[type, Callable[[Any, _Frame], _Part]] = {
             Insert: self._insert,
             LockKeys: self._lock_keys,
             _Slides: self._slides,
@@ -254,7 +263,9 @@ class Codec:
             ReadDead: self._read_dead,
         }
 
-    def encode(self, commands: Sequence[Any], now_us: int | None, ensured: set[LineKey]) -> Encoded:
+    def encode(
+        self, commands: Sequence[Any], now_us: int | None, ensured: set[LineKey], own: bool = True
+    ) -> Encoded:
         """Encode one round.
 
         Parameters
@@ -265,16 +276,20 @@ class Codec:
             The instant of the round; None: the server's clock.
         ensured
             Lines that this transaction ensured; extended here, to become known once it commits.
+        own
+            Whether the transaction commits with the program. In a caller's, which may commit much later, a worker
+            that is awake now may be asleep by then, so it is notified too.
         """
-        now = _number(now_us)
+        notify = "off" if not self._notify else "sleepers" if own else "workers"
+        frame = _Frame(_number(now_us), notify, ensured)
         encoders = self._encoders
         if len(commands) == 1 and type(commands[0]) is not Slide:
-            part = encoders[type(commands[0])](commands[0], now, ensured)
+            part = encoders[type(commands[0])](commands[0], frame)
             return Encoded(part.statements, lambda results: [part.read(results)])
         statements: list[Statement] = []
         parts: list[tuple[_Part, int, int, int]] = []
         for command, replies in _merged(commands):
-            part = encoders[type(command)](command, now, ensured)
+            part = encoders[type(command)](command, frame)
             begin = len(statements)
             statements += part.statements
             parts.append((part, begin, len(statements), replies))
@@ -306,28 +321,28 @@ class Codec:
             statements.append(statement("ensure_lines", self.namespace, *_line_columns(*columns)))
         return statements
 
-    def _insert(self, command: Insert, now: str | None, ensured: set[LineKey]) -> _Part:
+    def _insert(self, command: Insert, frame: _Frame) -> _Part:
         jobs = command.jobs
         lines = dict.fromkeys((job.queue, job.task, job.priority) for job in jobs)
-        statements = [] if self.known.issuperset(lines) else self._ensure(lines, (), ensured)
+        statements = [] if self.known.issuperset(lines) else self._ensure(lines, (), frame.ensured)
         ensuring = len(statements)
-        statements += [self._insert_chunk(chunk, now) for chunk in _chunks(jobs)]
+        statements += [self._insert_chunk(chunk, frame) for chunk in _chunks(jobs)]
 
         def read(results: Sequence[Rows]) -> list[Inserted]:
             return [Inserted(id, run_at_us) for rows in results[ensuring:] for id, run_at_us, _ in rows]
 
         return _Part(statements, read)
 
-    def _insert_one(self, job: NewJob, now: str | None) -> Statement:
+    def _insert_one(self, job: NewJob, frame: _Frame) -> Statement:
         (
             queue, task, priority, payload, run_at_us, delay_us, cost, max_retries, metadata, key, unique,
             window, first_seen_us, deadline_us, hits, exempt,
         ) = job  # fmt: skip
         return statement(
             "insert_one",
-            now,
+            frame.now,
             self.namespace,
-            self._notify,
+            frame.notify,
             queue,
             task,
             str(priority),
@@ -346,9 +361,9 @@ class Codec:
             _flag(exempt),
         )
 
-    def _insert_chunk(self, jobs: Sequence[NewJob], now: str | None) -> Statement:
+    def _insert_chunk(self, jobs: Sequence[NewJob], frame: _Frame) -> Statement:
         if len(jobs) == 1:
-            return self._insert_one(jobs[0], now)
+            return self._insert_one(jobs[0], frame)
         (
             queues, tasks, priorities, payloads, run_at, delays, costs, max_retries, metadata, keys, unique,
             windows, first_seen, deadlines, hits, exempt,
@@ -360,9 +375,9 @@ class Codec:
             numbers = _array(number[line] for line in zip(queues, tasks, priorities, strict=True))
         return statement(
             "insert",
-            now,
+            frame.now,
             self.namespace,
-            self._notify,
+            frame.notify,
             *_line_columns(*zip(*lines, strict=True)),
             numbers,
             _texts(payloads),
@@ -380,7 +395,7 @@ class Codec:
             _sparse(exempt, _flag, False),
         )
 
-    def _lock_keys(self, command: LockKeys, now: str | None, _: set[LineKey]) -> _Part:
+    def _lock_keys(self, command: LockKeys, frame: _Frame) -> _Part:
         unique, windows = command
         locks = sorted({int.from_bytes(key[:8], signed=True) for key in (*unique, *windows)})
         holders = [statement("keys_unique", self.namespace, _array(map(_hex, unique)))] if unique else []
@@ -396,7 +411,7 @@ class Codec:
                 statement("lock_timeout_reset"),
             ]
             begin, end = begin + 1, end + 1
-        statements.append(statement("clock", now))
+        statements.append(statement("clock", frame.now))
 
         def read(results: Sequence[Rows]) -> HeldKeys:
             rows = results[begin:end]
@@ -408,12 +423,13 @@ class Codec:
 
         return _Part(statements, read)
 
-    def _slides(self, command: _Slides, now: str | None, _: set[LineKey]) -> _Part:
+    def _slides(self, command: _Slides, frame: _Frame) -> _Part:
         ids, deadlines, eligible, hits, payloads = zip(*command.slides, strict=True)
         sliding = statement(
             "slide",
+            frame.now,
             self.namespace,
-            self._notify,
+            frame.notify,
             _numbers(ids),
             _numbers(deadlines),
             _numbers(eligible),
@@ -424,33 +440,33 @@ class Codec:
 
     # --- claim ---
 
-    def _take(self, command: Take, now: str | None, _: set[LineKey]) -> _Part:
+    def _take(self, command: Take, frame: _Frame) -> _Part:
         queue, n, worker = command
-        return _Part([statement("take", now, self.namespace, queue, str(n), str(worker))], _taken)
+        return _Part([statement("take", frame.now, self.namespace, queue, str(n), str(worker))], _taken)
 
-    def _open_queue(self, command: OpenQueue, now: str | None, _: set[LineKey]) -> _Part:
+    def _open_queue(self, command: OpenQueue, frame: _Frame) -> _Part:
         queue, page = command
         statements = [
             statement("open_queue", self.namespace, queue),
-            statement("open_gates", now, self.namespace, queue),
-            statement("open_lines", now, self.namespace, queue, str(page)),
+            statement("open_gates", frame.now, self.namespace, queue),
+            statement("open_lines", frame.now, self.namespace, queue, str(page)),
         ]
         return _Part(statements, _opened)
 
-    def _read_line(self, command: ReadLine, now: str | None, _: set[LineKey]) -> _Part:
-        return _Part([statement("read_line", now, *map(str, command))], _page(command.limit))
+    def _read_line(self, command: ReadLine, frame: _Frame) -> _Part:
+        return _Part([statement("read_line", frame.now, *map(str, command))], _page(command.limit))
 
-    def _read_costly(self, command: ReadCostly, now: str | None, _: set[LineKey]) -> _Part:
-        return _Part([statement("read_costly", now, *map(str, command))], _page(command.limit))
+    def _read_costly(self, command: ReadCostly, frame: _Frame) -> _Part:
+        return _Part([statement("read_costly", frame.now, *map(str, command))], _page(command.limit))
 
-    def _start(self, command: Start, now: str | None, _: set[LineKey]) -> _Part:
+    def _start(self, command: Start, frame: _Frame) -> _Part:
         ids, eligible, worker, now_us = command
         return _Part(
             [statement("start", str(now_us), self.namespace, str(worker), _numbers(ids), _numbers(eligible))],
             _started,
         )
 
-    def _shed(self, command: Shed, now: str | None, _: set[LineKey]) -> _Part:
+    def _shed(self, command: Shed, frame: _Frame) -> _Part:
         ids, eligible, reasons, errors, markers = zip(*command.sheds, strict=True)
         shedding = statement(
             "shed",
@@ -464,7 +480,7 @@ class Codec:
         )
         return _Part([shedding], _nothing)
 
-    def _save_gates(self, command: SaveGates, now: str | None, _: set[LineKey]) -> _Part:
+    def _save_gates(self, command: SaveGates, frame: _Frame) -> _Part:
         ids, states, wakes = zip(*command.saves, strict=True)
         return _Part(
             [statement("save_gates", _numbers(ids), _json_or_null(states), _numbers(wakes))], _nothing
@@ -472,7 +488,7 @@ class Codec:
 
     # --- settle and maintain ---
 
-    def _settle(self, command: Settle, now: str | None, _: set[LineKey]) -> _Part:
+    def _settle(self, command: Settle, frame: _Frame) -> _Part:
         succeeded, retried, dead = command
         statements = []
         if succeeded or dead:
@@ -485,7 +501,7 @@ class Codec:
             statements.append(
                 statement(
                     "settle_final",
-                    now,
+                    frame.now,
                     self.namespace,
                     _numbers(ids),
                     _numbers(tokens),
@@ -500,9 +516,9 @@ class Codec:
             statements.append(
                 statement(
                     "settle_retried",
-                    now,
+                    frame.now,
                     self.namespace,
-                    self._notify,
+                    frame.notify,
                     _numbers(ids),
                     _numbers(tokens),
                     _numbers(delays),
@@ -512,39 +528,41 @@ class Codec:
             )
         return _Part(statements, lambda results: {row[0] for rows in results for row in rows})
 
-    def _read_lapsed(self, command: ReadLapsed, now: str | None, _: set[LineKey]) -> _Part:
+    def _read_lapsed(self, command: ReadLapsed, frame: _Frame) -> _Part:
         return _Part(
-            [statement("read_lapsed", now, self.namespace, str(command.limit))],
+            [statement("read_lapsed", frame.now, self.namespace, str(command.limit))],
             lambda results: [LapsedJob._make(row) for row in results[0]],
         )
 
-    def _register(self, command: Register, now: str | None, _: set[LineKey]) -> _Part:
+    def _register(self, command: Register, frame: _Frame) -> _Part:
         name, queues, slots, lease_us = command
-        entering = statement("register", now, self.namespace, name, _texts(queues), str(slots), str(lease_us))
+        entering = statement(
+            "register", frame.now, self.namespace, name, _texts(queues), str(slots), str(lease_us)
+        )
         return _Part([entering], lambda results: results[0][0][0])
 
-    def _beat(self, command: Beat, now: str | None, _: set[LineKey]) -> _Part:
-        beating = statement("beat", now, self.namespace, str(command.worker), str(command.lease_us))
+    def _beat(self, command: Beat, frame: _Frame) -> _Part:
+        beating = statement("beat", frame.now, self.namespace, str(command.worker), str(command.lease_us))
         return _Part([beating], lambda results: bool(results[0]))
 
-    def _sleep(self, command: Sleep, now: str | None, _: set[LineKey]) -> _Part:
+    def _sleep(self, command: Sleep, frame: _Frame) -> _Part:
         return _Part(
             [statement("sleep", self.namespace, str(command.worker), _number(command.until_us))], _nothing
         )
 
-    def _unregister(self, command: Unregister, now: str | None, _: set[LineKey]) -> _Part:
+    def _unregister(self, command: Unregister, frame: _Frame) -> _Part:
         return _Part([statement("unregister", self.namespace, str(command.worker))], _nothing)
 
     # --- declare, dead letters, read ---
 
-    def _lock_declared(self, command: LockDeclared, now: str | None, ensured: set[LineKey]) -> _Part:
+    def _lock_declared(self, command: LockDeclared, frame: _Frame) -> _Part:
         queues, lines, gates = command
-        statements = self._ensure(lines, queues, ensured)
+        statements = self._ensure(lines, queues, frame.ensured)
         if gates:
             kinds, names = (_texts(column) for column in zip(*sorted(gates), strict=True))
             statements.append(statement("declare_lock", self.namespace, kinds, names))
             statements.append(statement("declare_read", self.namespace, kinds, names))
-        statements.append(statement("clock", now))
+        statements.append(statement("clock", frame.now))
 
         def read(results: Sequence[Rows]) -> Declared:
             stored = {
@@ -555,7 +573,7 @@ class Codec:
 
         return _Part(statements, read)
 
-    def _write_gates(self, command: WriteGates, now: str | None, _: set[LineKey]) -> _Part:
+    def _write_gates(self, command: WriteGates, frame: _Frame) -> _Part:
         writes = sorted(command.writes, key=lambda write: (write.kind, write.name))
         kinds, names, declared, params, states, wakes, drops = zip(*writes, strict=True)
         writing = statement(
@@ -571,21 +589,21 @@ class Codec:
         )
         return _Part([writing], _nothing)
 
-    def _take_dead(self, command: TakeDead, now: str | None, _: set[LineKey]) -> _Part:
+    def _take_dead(self, command: TakeDead, frame: _Frame) -> _Part:
         def read(results: Sequence[Rows]) -> list[DeadLetter]:
             letters = {row[0]: DeadLetter._make(row) for row in results[0]}
             return [letters[id] for id in dict.fromkeys(command.ids) if id in letters]
 
         return _Part([statement("take_dead", self.namespace, _numbers(command.ids))], read)
 
-    def _read_jobs(self, command: ReadJobs, now: str | None, _: set[LineKey]) -> _Part:
+    def _read_jobs(self, command: ReadJobs, frame: _Frame) -> _Part:
         def read(results: Sequence[Rows]) -> dict[int, JobRecord]:
             records = {row[0]: JobRecord._make(row) for row in results[0]}
             return {id: records[id] for id in command.ids if id in records}
 
         return _Part([statement("read_jobs", self.namespace, _numbers(command.ids))], read)
 
-    def _read_dead(self, command: ReadDead, now: str | None, _: set[LineKey]) -> _Part:
+    def _read_dead(self, command: ReadDead, frame: _Frame) -> _Part:
         limit, before_id, task, reason = command
         reading = statement("read_dead", self.namespace, str(limit), _number(before_id), task, reason)
         return _Part([reading], lambda results: [DeadRecord._make(row) for row in results[0]])

@@ -205,43 +205,45 @@ class PostgresStore:
     def _send(self, conn: Connection, statements: Sequence[Statement]) -> list[Sequence[Row]]:
         """Send statements in one round trip; return the rows of each."""
         cursors = [psycopg.RawCursor(conn, row_factory=tuple_row) for _ in statements]
+        if len(statements) == 1:
+            [cursor], [(sql, params, returns)] = cursors, statements
+            cursor.execute(sql, params, prepare=self.prepare)
+            return [cursor.fetchall() if returns else ()]
         sendings = list(zip(cursors, statements, strict=True))
-        if len(sendings) == 1:
-            cursors[0].execute(statements[0].sql, statements[0].params, prepare=self.prepare)
-        else:
-            failure: psycopg.Error | None = None
-            try:
-                with conn.pipeline():
-                    try:
-                        for cursor, (sql, params, _) in sendings:
-                            cursor.execute(sql, params, prepare=self.prepare)
-                    except psycopg.Error as error:
-                        failure = error  # raised below: the pipeline would log what follows from it
-            except psycopg.Error as error:
-                failure = failure or error
-            if failure is not None:
-                raise failure
+        failure: psycopg.Error | None = None
+        try:
+            with conn.pipeline():
+                try:
+                    for cursor, (sql, params, _) in sendings:
+                        cursor.execute(sql, params, prepare=self.prepare)
+                except psycopg.Error as error:
+                    failure = error  # raised below: the pipeline would log what follows from it
+        except psycopg.Error as error:
+            failure = failure or error
+        if failure is not None:
+            raise failure
         return [cursor.fetchall() if each.returns else () for cursor, each in sendings]
 
     async def _asend(self, conn: AsyncConnection, statements: Sequence[Statement]) -> list[Sequence[Row]]:
         """Send statements as :meth:`_send` does, awaited."""
         cursors = [psycopg.AsyncRawCursor(conn, row_factory=tuple_row) for _ in statements]
+        if len(statements) == 1:
+            [cursor], [(sql, params, returns)] = cursors, statements
+            await cursor.execute(sql, params, prepare=self.prepare)
+            return [await cursor.fetchall() if returns else ()]
         sendings = list(zip(cursors, statements, strict=True))
-        if len(sendings) == 1:
-            await cursors[0].execute(statements[0].sql, statements[0].params, prepare=self.prepare)
-        else:
-            failure: psycopg.Error | None = None
-            try:
-                async with conn.pipeline():
-                    try:
-                        for cursor, (sql, params, _) in sendings:
-                            await cursor.execute(sql, params, prepare=self.prepare)
-                    except psycopg.Error as error:
-                        failure = error
-            except psycopg.Error as error:
-                failure = failure or error
-            if failure is not None:
-                raise failure
+        failure: psycopg.Error | None = None
+        try:
+            async with conn.pipeline():
+                try:
+                    for cursor, (sql, params, _) in sendings:
+                        await cursor.execute(sql, params, prepare=self.prepare)
+                except psycopg.Error as error:
+                    failure = error
+        except psycopg.Error as error:
+            failure = failure or error
+        if failure is not None:
+            raise failure
         return [await cursor.fetchall() if each.returns else () for cursor, each in sendings]
 
     def _converse(self, factory: Callable[[], Program[T]], now_us: int | None, own: bool) -> Conversation[T]:
@@ -271,7 +273,7 @@ class PostgresStore:
             for answers in committed:
                 commands, last = program.send(answers)
             while True:
-                encoded = self._codec.encode(commands, now_us, ensured)
+                encoded = self._codec.encode(commands, now_us, ensured, own)
                 if own:
                     lead, tail = _transaction(begun, last, encoded)
                     begun = not last

@@ -86,7 +86,9 @@ class Heartbeat:
             try:
                 held = self._link.run(partial(_beat, worker, self._lease_us))
             except FlowqError as error:
-                _log.warning("heartbeat: %s", error)
+                _log.log(
+                    logging.WARNING if retry_s == _FIRST_WAIT_S else logging.DEBUG, "heartbeat: %s", error
+                )
                 wait_s, retry_s = min(retry_s, pause_s), min(retry_s * 2, _LAST_WAIT_S)
                 continue
             wait_s, retry_s = pause_s, _FIRST_WAIT_S

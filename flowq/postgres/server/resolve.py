@@ -95,7 +95,7 @@ class Server:
         all its uses.
         """
         with _held_lock:
-            if _held[self.dsn]:
+            if self.embedded and _held[self.dsn]:
                 _held[self.dsn].pop().close()
 
 
@@ -225,7 +225,7 @@ def _external(dsn: str, source: str) -> Server:
             major = conn.info.server_version // 10_000
             server = Server(dsn, _version(conn), source, embedded=False, fsync=_fsync(conn))
     except psycopg.Error as error:
-        reason = " ".join(str(error).split())
+        reason = (str(error).splitlines() or ["no reason given"])[0]
         if parts.get("password"):
             reason = reason.replace(parts["password"], "***")
         raise DatabaseUnreachable(

@@ -5,7 +5,8 @@
 -- Index: queue (namespace, name), line (queue_id, task, priority); the LIMIT keeps the planner from reading all lines.
 -- Lines are looked up once a batch, and unnest pads short arrays with NULL, so an unused column costs nothing.
 -- Locks: nothing but the new rows. A line that does not exist violates NOT NULL; the driver then creates it.
--- Notifies at most once a queue, and only if a worker sleeps past what was written (NOTIFY locks at commit).
+-- Notifies ($3 off, sleepers, workers) at most once a queue, and only if a worker sleeps past what was written, because
+-- NOTIFY locks at commit; in a caller's transaction also one that is awake, since it may sleep before the commit.
 with clock as materialized (
     select flowq.now_us($1::bigint) as us
 ),
@@ -42,10 +43,16 @@ written as (
 heard as (
     select pg_notify('flowq_' || w.queue_id, '')
     from (select queue_id, min(eligible_us) as first_us from written group by queue_id) w
-    where $3::boolean and exists (
-        select from flowq.worker k
-        where k.namespace = $2::text and k.asleep_until_us > w.first_us
+    where $3::text <> 'off' and (
+        select true
+        from flowq.worker k
+        where k.namespace = $2::text
             and (select q.name from flowq.queue q where q.id = w.queue_id) = any (k.queues)
+            and (
+                k.asleep_until_us > w.first_us
+                or ($3::text = 'workers' and k.lease_until_us > (select us from clock))
+            )
+        limit 1
     )
 )
 select id, eligible_us, (select count(*) from heard) from written

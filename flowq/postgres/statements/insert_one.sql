@@ -17,9 +17,10 @@ left join flowq.line l
     and l.task = $5::text and l.priority = $6::integer
 returning
     id, eligible_us,
-    case when $3::boolean and (
+    case when $3::text <> 'off' and (
         select true
         from flowq.worker k
-        where k.namespace = $2::text and k.asleep_until_us > eligible_us and $4::text = any (k.queues)
+        where k.namespace = $2::text and $4::text = any (k.queues)
+            and (k.asleep_until_us > eligible_us or ($3::text = 'workers' and k.lease_until_us > enqueued_us))
         limit 1
     ) then pg_notify('flowq_' || queue_id, '') end is not null

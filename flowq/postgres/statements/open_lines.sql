@@ -31,6 +31,12 @@ fifo as materialized (
         where t.namespace = $2::text and t.kind = 'task_rate' and t.name = l.task and t.params is not null
         limit 1
     ) g on true
+    where (
+        select true
+        from flowq.job j
+        where j.line_id = l.id and j.state = 'pending' and j.eligible_us <= p.us
+        limit 1
+    )
 ),
 line as materialized (
     select
@@ -75,7 +81,7 @@ select
     p.us,
     (
         select min(n.eligible_us)
-        from (select distinct l.priority from fifo l) c
+        from (select distinct l.priority from flowq.line l where l.queue_id = (select queue_id from place)) c
         cross join lateral (
             select r.eligible_us
             from flowq.job r

@@ -16,10 +16,16 @@ written as (
 heard as (
     select pg_notify('flowq_' || w.queue_id, '')
     from (select queue_id, min(eligible_us) as first_us from written group by queue_id) w
-    where $3::boolean and exists (
-        select from flowq.worker k
-        where k.namespace = $2::text and k.asleep_until_us > w.first_us
+    where $3::text <> 'off' and (
+        select true
+        from flowq.worker k
+        where k.namespace = $2::text
             and (select q.name from flowq.queue q where q.id = w.queue_id) = any (k.queues)
+            and (
+                k.asleep_until_us > w.first_us
+                or ($3::text = 'workers' and k.lease_until_us > (select us from clock))
+            )
+        limit 1
     )
 )
 select id, (select count(*) from heard) from written

@@ -7,24 +7,16 @@ One loop owns all claims (:meth:`Worker._step`). A step does the first of these 
 1. free slots, and a queue that may have a due job: claim, and in the same transaction settle what has ended;
 2. outcomes wait: settle them alone;
 3. no free slot, but a task here drops its excess: claim with n = 0, which can shed but not start (rule D1);
-4. rest until a job ends, a hint comes, or the instant that the claims named.
+4. rest until a job ends, a hint comes, or the instant at which a claim said that it could do more.
 
-A claim names the next instant at which it could do more, on the server's clock. The loop keeps only the distance from
-the claim's own instant: the two clocks are never compared (rule T2).
-
-**Sleep.** Enqueues notify only workers that said they sleep, so before its first rest a worker says so and then claims
-once more: an enqueue before that claim is found by it, one after it notifies. The word stays good over many short
-rests, and is taken back only when hints come so fast that looking is cheaper, or when no slot has been free for a while.
-While awake a worker that rests looks again every few milliseconds, as long as it finds something.
-
-**Several queues** share the slots by smooth weighted round robin (rule A5), one pick for each free slot among the queues
-that may have a due job; what one leaves over goes to the others.
+When it says that it sleeps, so that enqueues notify it, is decided by :mod:`flowq.worker.attention`; how several
+queues share its slots, by :mod:`flowq.worker.sources`.
 
 **Loss.** Every write is fenced by (id, token), so an outcome may be sent twice. After a lost connection the loop asks
 the store which jobs it believes to run here and starts those it doesn't know: their claim was committed, its reply was
-lost. It asks every third of a lease, too. The heartbeat has a thread of its own (:mod:`flowq.postgres.heartbeat`); a lost lease
-means a new registration, and the outcomes of older attempts are still sent: those that another worker has taken over
-meanwhile change nothing.
+lost. It asks every third of a lease, too. The heartbeat has a thread of its own
+(:mod:`flowq.postgres.heartbeat`); a lost lease means a new registration, and the outcomes of older attempts are still
+sent: those that another worker has taken over meanwhile change nothing.
 """
 
 from __future__ import annotations
@@ -38,15 +30,14 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import psycopg
 
 from flowq.errors import DatabaseUnreachable, FlowqError, StoreError
 from flowq.execution import Execution
-from flowq.policy import round_robin
 from flowq.postgres.connection import AsyncLink, Link
 from flowq.postgres.driver import PostgresStore, connect, translated
 from flowq.postgres.heartbeat import Heartbeat
@@ -57,50 +48,22 @@ from flowq.programs.commands import LockDeclared, Program, Register, Round, Slee
 from flowq.queue import AsyncQueue, Queue
 from flowq.task import Duration
 from flowq.units import checked_key, duration_us, flag, whole_number
+from flowq.worker.attention import NEVER, Attention, Look, Wait
+from flowq.worker.sources import Source, Sources
 
 if TYPE_CHECKING:
     from flowq.postgres.server import Server
 
 __all__ = ["Worker"]
 
-T = TypeVar("T")
-
 _log = logging.getLogger("flowq.worker")
 
-_NEVER: Final = float("inf")
-_GLANCE_S: Final = 0.002
-"""An awake worker's rest."""
-_LINGER_S: Final = 0.010
-"""How long after its last find an awake worker goes on looking."""
-_FULL_S: Final = 0.050
-"""How long all slots must be taken before a worker asks not to be notified."""
-_FLOOD_S, _FLOOD_CLAIMS = 0.1, 20
-"""Finds within so many seconds after which a worker that is notified of each stays awake instead."""
 _UPKEEP_S: Final = 0.8
 """Longest pause between two searches for lapsed jobs, so that they start within lease + 1 s (rule X5)."""
 _FIRST_WAIT_S, _LAST_WAIT_S = 0.05, 2.0
 _PARTITIONS_S: Final = 86_400.0
 _WEEKS_AHEAD: Final = 4
 """How often the archive's partitions are looked after, and how far ahead they are made."""
-
-
-class _Source:
-    """One queue, as its worker sees it."""
-
-    __slots__ = ("at", "gated", "hinted", "name", "ready")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.gated = False
-        self.ready = True
-        """A claim may find something."""
-        self.hinted = True
-        """Something has happened since the last claim."""
-        self.at = _NEVER
-        """When a claim can find something without being told."""
-
-    def hint(self) -> None:
-        self.ready = self.hinted = True
 
 
 class Worker:
@@ -183,8 +146,8 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         opened = self.queue._backend is None
         try:
-            server = await _server(self.queue)
-            _log.info("worker %s: %s", self.name, server.describe())
+            server = await _opened(self.queue)
+            _log.info("worker %s: on %s", self.name, server.describe())
             await self._serve(server)
         finally:
             self._loop = None
@@ -224,16 +187,13 @@ class Worker:
         store = PostgresStore(self.queue.namespace, notify=self.queue.notify)
         registry = self.queue._registry
         self._wake = asyncio.Event()
-        self._sources = {name: _Source(name) for name in self.queues}
-        self._credits: Mapping[str, int] = round_robin.phase({}, self.queues, random.random())
+        self._sources = Sources(self.queues, random.random())
+        self._attention = Attention(self.queue.notify and not self._burst, self._poll_s)
         self._outcomes: list[Ended] = []
         self._clock = (0, 0.0)
-        self._said_s: float | None = None
-        self._found_s = self._flood_s = self._full_s = 0.0
-        self._flood = 0
-        self._audit_at = _NEVER
+        self._audit_at = NEVER
         self._poll_at = time.monotonic() + self._poll_s
-        self._stop_at = _NEVER
+        self._stop_at = NEVER
         self._link = AsyncLink(server.dsn, store)
         self._execution = Execution(self.concurrency, registry.tasks.get, self._nudge)
         self._heartbeat = Heartbeat(Link(server.dsn, store), self._lease_us, self._nudge_from_thread)
@@ -264,7 +224,8 @@ class Worker:
                 wait_s = _FIRST_WAIT_S
             except StoreError as error:
                 if isinstance(error, DatabaseUnreachable):
-                    _log.warning("worker %s: %s", self.name, error)
+                    first = wait_s == _FIRST_WAIT_S
+                    _log.log(logging.WARNING if first else logging.DEBUG, "worker %s: %s", self.name, error)
                     self._audit_at = 0.0
                 else:
                     _log.exception("worker %s: the store refused", self.name)
@@ -272,7 +233,7 @@ class Worker:
                 self._wake.clear()
                 await self._wait(wait_s * random.uniform(0.5, 1.0))
                 wait_s = min(wait_s * 2, _LAST_WAIT_S)
-                self._hint(None)
+                self._sources.hint()
 
     def _done(self) -> bool:
         if self._at_once:
@@ -281,92 +242,72 @@ class Worker:
         if self._stop_asked:
             now = time.monotonic()
             self._stop_at = min(self._stop_at, now + self._grace_s)
-            if now >= self._stop_at:
+            if now >= self._stop_at and not idle:
                 _log.warning(
                     "worker %s: %d jobs still run at the end of grace", self.name, self._execution.running
                 )
             return idle or now >= self._stop_at
-        return self._burst and idle and not any(s.ready or s.at < _NEVER for s in self._sources.values())
+        return self._burst and idle and self._sources.drained()
 
     async def _step(self) -> None:
         self._wake.clear()
         now = time.monotonic()
         self._outcomes += self._execution.take()
-        if self._outcomes and self._said_s is None:
-            self._hint(None)  # nobody tells an awake worker: look while settling
-        if not self._stop_asked:
-            if self._heartbeat.lost:
-                _log.warning(
-                    "worker %s: the lease of worker %s was lost, registering anew", self.name, self.id
-                )
-                await self._register()
-            if not self._heartbeat.sure():
-                await self._wait(1.0)  # the heartbeat will say whether the lease still stands
-                return
-            if now >= self._audit_at:
-                await self._adopt()
-            if now >= self._poll_at:
-                self._hint(None)
-                self._poll_at = now + self._poll_s * random.uniform(0.9, 1.0)
-        free = 0 if self._stop_asked else self.concurrency - self._execution.running
-        for source in self._sources.values():
-            if source.at <= now:
-                source.at = _NEVER
-                source.hint()
-        ready = [source for source in self._sources.values() if source.ready]
+        if self._stop_asked:
+            await (self._settle() if self._outcomes else self._rest(now, 0))
+            return
+        if not await self._look_after_itself(now):
+            return
+        self._sources.tick(now)
+        if self._outcomes and self._attention.awake:
+            self._sources.hint_ungated()
+        free = self.concurrency - self._execution.running
+        ready = self._sources.ready()
         if free > 0 and ready:
             await self._claim(ready, free)
         elif self._outcomes:
             await self._settle()
-        elif free == 0 and not self._stop_asked and self._sheds() and any(s.hinted for s in ready):
+        elif free == 0 and any(source.hinted for source in ready) and self._sheds():
             for source in ready:
                 if source.hinted:
                     await self._claim_from(source, 0)
         else:
             await self._rest(now, free)
 
+    async def _look_after_itself(self, now: float) -> bool:
+        """See to the lease, the audit and the poll; whether it may claim."""
+        if self._heartbeat.lost:
+            _log.warning("worker %s: the lease of worker %s was lost, registering anew", self.name, self.id)
+            await self._register()
+        if not self._heartbeat.sure():
+            await self._wait(1.0)  # the heartbeat will say whether the lease still stands
+            return False
+        if now >= self._audit_at:
+            await self._adopt()
+        if now >= self._poll_at:
+            self._sources.hint()
+            self._poll_at = now + self._poll_s * random.uniform(0.9, 1.0)
+        return True
+
     # --- claim and settle ---
 
-    async def _claim(self, ready: list[_Source], free: int) -> None:
+    async def _claim(self, ready: list[Source], free: int) -> None:
         """Share the free slots among the queues until none is free or nothing is left to claim."""
-        started = 0
+        found = False
         while free > 0 and ready and not self._stop_asked:
-            for source, share in self._shares(ready, free):
-                claimed = await self._claim_from(source, share)
-                got = len(claimed.started)
-                started += got
-                free -= got
-                if got < share:
-                    self._refund(source, share - got, ready)
+            starts = [
+                (source, len((await self._claim_from(source, share)).started))
+                for source, share in self._sources.shares(ready, free)
+            ]
+            self._sources.pay(starts)
+            started = sum(n for _, n in starts)
+            found = found or started > 0
+            free -= started
             ready = [source for source in ready if source.ready]
-        now = time.monotonic()
-        if started == 0:
-            return
-        self._found_s = now
-        if now - self._flood_s > _FLOOD_S:
-            self._flood_s, self._flood = now, 0
-        self._flood += 1
+        if found:
+            self._attention.found(time.monotonic())
 
-    def _shares(self, ready: list[_Source], free: int) -> Iterable[tuple[_Source, int]]:
-        if len(ready) == 1:
-            return ((ready[0], free),)
-        names = [source.name for source in ready]
-        shares = dict.fromkeys(names, 0)
-        for _ in range(free):
-            self._credits, name = round_robin.pick(self._credits, {}, names)
-            shares[name] += 1
-        return [(source, shares[source.name]) for source in ready if shares[source.name]]
-
-    def _refund(self, source: _Source, picks: int, ready: list[_Source]) -> None:
-        """Undo picks that started nothing: in each, every candidate had gained 1 and this one had paid for all."""
-        if len(ready) > 1:
-            credits = dict(self._credits)
-            for other in ready:
-                credits[other.name] -= picks
-            credits[source.name] += picks * len(ready)
-            self._credits = credits
-
-    async def _claim_from(self, source: _Source, n: int) -> Claimed:
+    async def _claim_from(self, source: Source, n: int) -> Claimed:
         worker, ended = self._id(), tuple(self._outcomes)
         source.hinted = False
         asked_s = time.monotonic()
@@ -375,12 +316,7 @@ class Worker:
         self._clock = (claimed.now_us, asked_s)
         for job in claimed.started:
             self._execution.start(job, source.name)
-        source.gated = claimed.gated
-        source.ready = claimed.more or len(claimed.started) == n
-        source.hinted = source.hinted or claimed.more
-        source.at = _NEVER
-        if claimed.come_back_us is not None:
-            source.at = asked_s + (claimed.come_back_us - claimed.now_us) / 1e6
+        source.claimed(claimed, n, asked_s)
         return claimed
 
     async def _settle(self) -> None:
@@ -393,8 +329,8 @@ class Worker:
             queue = self._execution.queues.pop((outcome.id, outcome.token))
             if outcome.id not in held:
                 _log.warning("job %d: the outcome of attempt %d came too late", outcome.id, outcome.token)
-            elif isinstance(outcome, Failed) and queue in self._sources:
-                self._sources[queue].hint()  # it may be pending again
+            elif isinstance(outcome, Failed):
+                self._sources.hint(queue)  # it may be pending again
 
     async def _settle_apart(self) -> None:
         """Settle outcome by outcome, so that one that the store refuses keeps none of the others (rule X9)."""
@@ -427,31 +363,18 @@ class Worker:
     async def _rest(self, now: float, free: int) -> None:
         """Wait for a job's end, a hint or the next instant; say first that enqueues shall notify."""
         attentive = not self._stop_asked and (free > 0 or self._sheds())
-        until = min(self._poll_at, self._audit_at, self._stop_at)
+        until = self._stop_at if self._stop_asked else min(self._poll_at, self._audit_at)
         if attentive:
-            until = min(until, *(source.at for source in self._sources.values()))
-            self._full_s = _NEVER
-        elif self._full_s == _NEVER:
-            self._full_s = now
-        if self.queue.notify and not self._burst:
-            if not attentive:
-                if self._said_s is not None and now - self._full_s >= _FULL_S:
-                    await self._say(None)
-                elif self._said_s is not None:
-                    until = min(until, self._full_s + _FULL_S)
-            elif self._said_s is not None and now - self._flood_s <= _FLOOD_S and self._flood > _FLOOD_CLAIMS:
-                await self._say(None)
-                self._hint(None)
-                return
-            elif self._said_s is None and now - self._found_s < _LINGER_S:
-                if not await self._wait(min(until - now, _GLANCE_S)):
-                    self._hint(None)
-                return
-            elif self._said_s is None or self._said_s < now + self._poll_s:
-                await self._say(2 * self._poll_s)
-                self._hint(None)
-                return
-        await self._wait(until - time.monotonic())
+            until = min(until, self._sources.next_s())
+        decision = self._attention.decide(now, attentive)
+        if isinstance(decision, Wait):
+            await self._wait(min(until, decision.until_s) - time.monotonic())
+        elif isinstance(decision, Look):
+            if not await self._wait(min(until - now, decision.after_s)):
+                self._sources.hint()
+        else:
+            await self._say(decision.for_s)
+            self._sources.hint()
 
     async def _say(self, for_s: float | None) -> None:
         """Say that it sleeps for so long from now, or (None) that it is awake."""
@@ -461,7 +384,7 @@ class Worker:
             server_us, asked_s = self._clock
             until_us = server_us + round((now - asked_s + for_s) * 1e6)
         await self._link.run(lambda: _sleep(worker, until_us))
-        self._said_s = None if for_s is None else now + for_s
+        self._attention.said(now, for_s)
 
     async def _wait(self, seconds: float) -> bool:
         """Wait until nudged, at most so long; whether it was."""
@@ -469,7 +392,7 @@ class Worker:
             await asyncio.sleep(0)
             return self._wake.is_set()
         try:
-            async with asyncio.timeout(None if seconds == _NEVER else seconds):
+            async with asyncio.timeout(None if seconds == NEVER else seconds):
                 await self._wake.wait()
         except TimeoutError:
             return False
@@ -485,9 +408,7 @@ class Worker:
                 loop.call_soon_threadsafe(self._nudge)
 
     def _hint(self, queue: str | None) -> None:
-        for source in self._sources.values():
-            if queue is None or source.name == queue:
-                source.hint()
+        self._sources.hint(queue)
         self._nudge()
 
     # --- registration and upkeep ---
@@ -501,7 +422,7 @@ class Worker:
         asked_s = time.monotonic()
         self.id = await self._link.run(self._registration)
         self._heartbeat.begin(self._id(), asked_s)
-        self._said_s = None
+        self._attention.said(asked_s, None)
         self._audit_at = time.monotonic() + self._lease_us / 3e6
         self._hint(None)
 
@@ -521,28 +442,30 @@ class Worker:
         self.id = None
 
     async def _maintain(self, link: AsyncLink, server: Server) -> None:
-        """Return the jobs of dead workers to their queues, again and again."""
+        """Return the jobs of dead workers to their queues, again and again; not while it may be dead itself."""
         pause_s = min(self._lease_us / 3e6, _UPKEEP_S)
         partitions_at = time.monotonic() + random.uniform(0.0, _PARTITIONS_S)
         while True:
+            await asyncio.sleep(pause_s * random.uniform(0.8, 1.0))
+            if not self._heartbeat.sure():
+                continue
             try:
                 if time.monotonic() >= partitions_at:
                     partitions_at = time.monotonic() + _PARTITIONS_S
                     await asyncio.to_thread(_create_partitions, server.dsn)
-                done = await link.run(maintain)
-            except StoreError as error:
-                _log.warning("upkeep: %s", error)
-            else:
-                if done.returned or done.dead:
+                while (done := await link.run(maintain)).returned or done.dead:
                     _log.warning(
                         "upkeep: %d jobs of lost workers returned, %d dead",
                         len(done.returned),
                         len(done.dead),
                     )
                     self._hint(None)
-                if done.more:
-                    continue
-            await asyncio.sleep(pause_s * random.uniform(0.8, 1.0))
+                    if not done.more:
+                        break
+            except DatabaseUnreachable as error:
+                _log.debug("upkeep: %s", error)
+            except StoreError:
+                _log.exception("upkeep: the store refused")
 
 
 def _present(queues: tuple[str, ...]) -> Program[None]:
@@ -567,15 +490,13 @@ def _create_partitions(dsn: str) -> None:
         raise translated(error) from error
 
 
-async def _server(queue: Queue | AsyncQueue) -> Server:
+async def _opened(queue: Queue | AsyncQueue) -> Server:
     """Open the queue, so that its declarations are stored, and return its server."""
     if isinstance(queue, AsyncQueue):
         await queue.open()
     else:
         await asyncio.to_thread(queue.open)
-    backend: Any = queue._backend
-    server: Server = backend.server
-    return server
+    return queue.server
 
 
 async def _closed(queue: Queue | AsyncQueue) -> None:

@@ -1,0 +1,5 @@
+"""``python -m flowsim.cli``."""
+
+from flowsim.cli import main
+
+main()

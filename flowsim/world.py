@@ -1,0 +1,348 @@
+"""The world: calls that come, workers that are busy, and a clock; all decisions are flowq's.
+
+Theory of operation
+-------------------
+The world holds no rule of a queue. It runs flowq's programs (`enqueue`, `claim` with the outcomes that have ended) at
+instants of a SimPy clock, over a :data:`Drive`: a function that takes what makes a program, and an instant, and returns
+the program's result. Over `flowq.memory` that is a simulation; over PostgreSQL it is the same world, and must be equal
+to it job by job (see `flowsim.validate`).
+
+The clock is a whole number of microseconds. At one instant, completions come first, then what falls due (a timer),
+then arrivals; each is followed by a claim of as many jobs as there are free workers. So a call at the instant at which
+the job of its key ends opens a new job, and so does one at the instant at which its key's debounced job starts. Among
+equals, the order is that in which they were scheduled; no set and no hash decides anything.
+
+A claim says at which instant another can do more with no event between; one timer stands at the earliest such instant.
+Claims that can do nothing are left out: with no worker free nothing starts, and only a flow that drops its excess is
+claimed then, with n = 0, which can shed but not start (rule D1).
+
+There is no process and no request object for a job: one lean event for each worker, one for the next arrival, one for
+the timer, and columns of numbers.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+import simpy
+from simpy.events import EventPriority
+
+from flowq.job import Outcome
+from flowq.memory import MemoryStore
+from flowq.programs import Receipt, Request, Succeeded, claim, declare, enqueue
+from flowq.programs.claim import Claimed
+from flowq.programs.commands import Program
+from flowq.programs.declare import Declaration
+
+__all__ = ["Drive", "Gates", "Log", "Offer", "World", "over_memory"]
+
+T = TypeVar("T")
+
+COMPLETION: Final = EventPriority(0)
+TIMER: Final = EventPriority(1)
+ARRIVAL: Final = EventPriority(2)
+
+ACCEPTED, COALESCED, MERGED = 0, 1, 2
+CALL_OUTCOMES: Final = ("accepted", "coalesced", "merged")
+"""What became of a call; the log has indexes into this."""
+PENDING, RUNNING, SUCCEEDED, FAILED, SHED = 0, 1, 2, 3, 4
+JOB_OUTCOMES: Final = ("pending", "running", "succeeded", "failed", "shed")
+"""What became of a job; the log has indexes into this."""
+NEVER: Final = -1
+"""In a column of instants: it did not happen."""
+
+_CODES: Final = {Outcome.ACCEPTED: ACCEPTED, Outcome.COALESCED: COALESCED, Outcome.MERGED: MERGED}
+
+
+class Drive(Protocol):
+    """Runs the program that a factory makes at an instant in µs, and returns its result."""
+
+    def __call__(self, factory: Callable[[], Program[T]], now_us: int, /) -> T: ...
+
+
+def over_memory() -> Drive:
+    """Return a drive over a fresh `flowq.memory.MemoryStore`."""
+    run = MemoryStore().run
+
+    def drive(factory: Callable[[], Program[T]], now_us: int, /) -> T:
+        return run(factory(), now_us)
+
+    return drive
+
+
+class Gates(NamedTuple):
+    """What is declared before the first call."""
+
+    queue: str
+    declarations: tuple[Declaration, ...]
+    lines: tuple[tuple[str, str, int], ...]
+    drops: bool
+    """Whether a task drops its excess, so that claims matter while no worker is free."""
+
+
+class Offer(NamedTuple):
+    """The calls, as plain lists."""
+
+    arrivals_us: list[int]
+    requests: Sequence[Request]
+    """One for each key."""
+    request_of: list[int]
+    """Of each call: its index in ``requests``."""
+    service_us: list[int]
+
+
+class Log(NamedTuple):
+    """What happened, in columns; jobs are numbered in the order in which they were created."""
+
+    call_outcome: bytearray
+    call_job: array[int]
+    job_id: array[int]
+    """The store's id of the job."""
+    job_call: array[int]
+    """The call that opened the job."""
+    eligible_us: array[int]
+    start_us: array[int]
+    end_us: array[int]
+    """Of a shed job: the instant at which it was shed."""
+    outcome: bytearray
+    reason: bytearray
+    """Index into ``reasons``."""
+    reasons: list[str]
+    calls: array[int]
+    """How many calls the job answers, its own included."""
+    end_of_run_us: int
+
+
+class _Worker(simpy.Event):
+    """A worker, and the event that its job has ended."""
+
+    _ok = True
+    _value = None
+
+    def __init__(self) -> None:  # one for each worker, scheduled again and again
+        self.id = self.token = self.job = 0
+
+
+class _Alarm(simpy.Event):
+    """The next arrival, or the timer."""
+
+    _ok = True
+    _value = None
+
+    def __init__(self) -> None:
+        pass
+
+
+class World:
+    """One run of calls against one queue.
+
+    Parameters
+    ----------
+    drive : Drive
+        Where programs run.
+    gates : Gates
+        What the queue declares.
+    offer : Offer
+        The calls.
+    workers : int
+        Jobs that can run at once, >= 1.
+    until_us : int, optional
+        The run stops before what happens at this instant; None: when nothing is left to do.
+    """
+
+    def __init__(
+        self, drive: Drive, gates: Gates, offer: Offer, workers: int, until_us: int | None = None
+    ) -> None:
+        self._drive = drive
+        self._gates = gates
+        self._queue = gates.queue
+        self._drops = gates.drops
+        self._offer = offer
+        self._until_us = until_us
+        self._env = simpy.Environment()
+        self._schedule = self._env.schedule
+        self._now = 0
+
+        self._free = self._workers = workers
+        self._idle: list[_Worker] = []
+        self._on_end = [self._end]
+        self._gated = False
+        self._ended: Sequence[Succeeded] = ()
+        self._settled = 0
+        self._timer_us = NEVER
+        self._on_timer = [self._fall_due]
+
+        self._call = 0
+        self._request = offer.requests[0]
+        self._on_arrival = [self._arrive]
+        calls = len(offer.arrivals_us)
+        self._rows: dict[int, int] = {}
+        """Live jobs: id -> number."""
+        zero, never = array("q", [0]), array("q", [NEVER])
+        self._log = Log(
+            bytearray(calls), zero * calls, array("q"), array("q"), zero * calls, never * calls, never * calls, bytearray(calls),
+            bytearray(calls), [""], array("q", [1]) * calls, 0,
+        )  # fmt: skip
+
+    def run(self) -> Log:
+        """Run to the end; return what happened.
+
+        Raises
+        ------
+        RuntimeError
+            If the books don't balance: what came is not what was coalesced, merged, finished, shed or left.
+        """
+        gates, offer = self._gates, self._offer
+        self._drive(lambda: declare(gates.declarations, lines=gates.lines), 0)
+        first_us = offer.arrivals_us[0]
+        arrival = _Alarm()
+        arrival.callbacks = self._on_arrival
+        self._schedule(arrival, ARRIVAL, first_us)
+        if self._until_us is None:
+            self._env.run()
+        else:
+            self._env.run(until=self._until_us)
+        end_us = self._now if self._until_us is None else self._until_us
+        log = self._trimmed(end_us)
+        self._balance(log)
+        return log
+
+    # --- programs, as the drive takes them ---
+
+    def _enqueue(self) -> Program[list[Receipt]]:
+        return enqueue((self._request,))
+
+    def _claim_free(self) -> Program[Claimed]:
+        return claim(self._queue, self._free, 1, gated=self._gated, ended=self._ended)
+
+    # --- what happens ---
+
+    def _arrive(self, event: simpy.Event) -> None:
+        call = self._call
+        offer = self._offer
+        arrivals_us = offer.arrivals_us
+        self._now = now = arrivals_us[call]
+        self._call = call + 1
+        if call + 1 < len(arrivals_us):
+            event.callbacks = self._on_arrival
+            self._schedule(event, ARRIVAL, arrivals_us[call + 1] - now)
+        self._request = offer.requests[offer.request_of[call]]
+        id, outcome, due_us, _, _ = self._drive(self._enqueue, now)[0]
+        log = self._log
+        if outcome is Outcome.ACCEPTED:
+            job = len(log.job_call)
+            self._rows[id] = job
+            log.job_id.append(id)
+            log.job_call.append(call)
+            log.call_job[call] = job
+            log.eligible_us[job] = due_us
+            if due_us <= now:
+                if self._free or self._drops:
+                    self._claim()
+                return
+        else:
+            job = self._rows[id]
+            log.call_job[call] = job
+            log.call_outcome[call] = _CODES[outcome]
+            log.calls[job] += 1
+            if outcome is Outcome.COALESCED:
+                return
+            log.eligible_us[job] = due_us
+        if (self._free or self._drops) and due_us > now and not now < self._timer_us <= due_us:
+            self._set_timer(due_us)
+
+    def _fall_due(self, _event: simpy.Event) -> None:
+        now = self._env.now
+        if now == self._timer_us:  # else it was moved meanwhile
+            self._now = self._timer_us
+            self._timer_us = NEVER
+            self._claim()
+
+    def _end(self, worker: Any) -> None:
+        self._now = now = self._env.now
+        log = self._log
+        job = worker.job
+        log.end_us[job] = now
+        log.outcome[job] = SUCCEEDED
+        del self._rows[worker.id]
+        self._idle.append(worker)
+        self._free += 1
+        self._ended = (Succeeded(worker.id, worker.token),)
+        self._claim()
+
+    def _claim(self) -> None:
+        now = self._now
+        more = True
+        while more:
+            _, started, sheds, come_back_us, self._gated, more, settled = self._drive(self._claim_free, now)
+            self._settled += len(settled)
+            self._ended = ()
+            for id, _, _, token, _, _, _, eligible_us, _ in started:
+                self._start(id, token, eligible_us)
+            for shed in sheds:
+                self._shed(shed.id, shed.eligible_us, shed.reason)
+            if come_back_us is not None and come_back_us <= now and not more:
+                raise RuntimeError(f"the claim at {now} µs names no later instant to come back: {come_back_us} µs")
+        if come_back_us is None or not (self._free or self._drops):
+            self._timer_us = NEVER
+        elif come_back_us != self._timer_us:
+            self._set_timer(come_back_us)
+
+    def _start(self, id: int, token: int, eligible_us: int) -> None:
+        log = self._log
+        worker = self._idle.pop() if self._idle else _Worker()
+        worker.id = id
+        worker.token = token
+        worker.job = job = self._rows[id]
+        worker.callbacks = self._on_end
+        self._free -= 1
+        log.eligible_us[job] = eligible_us
+        log.start_us[job] = self._now
+        log.outcome[job] = RUNNING
+        self._schedule(worker, COMPLETION, self._offer.service_us[log.job_call[job]])
+
+    def _shed(self, id: int, eligible_us: int, reason: str) -> None:
+        log = self._log
+        job = self._rows.pop(id)
+        log.eligible_us[job] = eligible_us
+        log.end_us[job] = self._now
+        log.outcome[job] = SHED
+        if reason not in log.reasons:
+            log.reasons.append(reason)
+        log.reason[job] = log.reasons.index(reason)
+
+    def _set_timer(self, at_us: int) -> None:
+        self._timer_us = at_us
+        timer = _Alarm()
+        timer.callbacks = self._on_timer
+        self._schedule(timer, TIMER, at_us - self._now)
+
+    # --- the books ---
+
+    def _trimmed(self, end_us: int) -> Log:
+        log = self._log
+        jobs = len(log.job_call)
+        for column in (log.eligible_us, log.start_us, log.end_us, log.outcome, log.reason, log.calls):
+            del column[jobs:]
+        del log.call_outcome[self._call :]
+        del log.call_job[self._call :]
+        return log._replace(end_of_run_us=end_us)
+
+    def _balance(self, log: Log) -> None:
+        """Calls = jobs + coalesced + merged, and jobs = finished + left; what the world and the store say agrees."""
+        came = self._call
+        parts = [log.outcome.count(code) for code in range(len(JOB_OUTCOMES))]
+        joined = log.call_outcome.count(COALESCED) + log.call_outcome.count(MERGED)
+        if came != joined + sum(parts) or sum(log.calls) != came:
+            raise RuntimeError(f"the books don't balance: {came} calls, {joined} joined, jobs {parts}")
+        if parts[RUNNING] != self._workers - self._free or self._settled != parts[SUCCEEDED] + parts[FAILED]:
+            raise RuntimeError(
+                f"the books don't balance: {parts[RUNNING]} jobs run on {self._workers - self._free} workers,"
+                f" {self._settled} of {parts[SUCCEEDED] + parts[FAILED]} outcomes were taken by the store"
+            )
+        if len(self._rows) != parts[PENDING] + parts[RUNNING]:
+            raise RuntimeError(f"the books don't balance: {len(self._rows)} live jobs, {parts} by outcome")
+        if self._until_us is None and self._rows:
+            raise RuntimeError(f"the run ended with {len(self._rows)} jobs left and no instant to come back at")
