@@ -26,7 +26,7 @@ RUN := $(BIN)/python -m
 STAMP := $(VENV)/.installed-$(shell pwd -P | cksum | cut -d' ' -f1)
 
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
-NBVAL := --nbval --nbval-current-env --nbval-cell-timeout 120 \
+NBVAL := --nbval --nbval-current-env --nbval-cell-timeout 120 --timeout 180 \
 	$(if $(wildcard notebooks/sanitize.cfg),--nbval-sanitize-with notebooks/sanitize.cfg)
 
 .PHONY: picture help demo test test-slow lint format notebooks bench lab lock venv clean
@@ -68,7 +68,8 @@ format: $(STAMP) ## Put style right
 
 notebooks: $(STAMP) ## Run the notebooks again and keep their outputs, then check them twice
 ifneq ($(NOTEBOOKS),)
-	$(RUN) nbconvert --to notebook --execute --inplace $(NOTEBOOKS)
+	$(RUN) nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False \
+		$(NOTEBOOKS)
 	$(RUN) pytest -p no:xdist $(NBVAL) $(NOTEBOOKS)
 	$(RUN) pytest -p no:xdist $(NBVAL) $(NOTEBOOKS)
 else

@@ -521,7 +521,8 @@ class AsyncQueue(_Surface):
     async def _connected(self) -> AsyncBackend:
         backend = self._backend
         if backend is not None and backend.loop.is_closed():
-            backend = self._backend = None  # of an earlier asyncio.run, which took its connections with it
+            backend.server.release()  # of an earlier asyncio.run, which took its connections with it
+            backend = self._backend = None
             self._opening = asyncio.Lock()
         if backend is None:
             from flowq.postgres.connection import AsyncBackend

@@ -159,11 +159,16 @@ class World:
         self._gates = gates
         self._queue = gates.queue
         self._drops = gates.drops
-        self._offer = offer
         self._until_us = until_us
         self._env = simpy.Environment()
         self._schedule = self._env.schedule
         self._now = 0
+
+        self._arrivals_us, self._requests, self._request_of, self._service_us = offer
+        self._calls = calls = len(self._arrivals_us)
+        self._call = 0
+        self._request = self._requests[0]
+        self._on_arrival = [self._arrive]
 
         self._free = self._workers = workers
         self._idle: list[_Worker] = []
@@ -174,17 +179,20 @@ class World:
         self._timer_us = NEVER
         self._on_timer = [self._fall_due]
 
-        self._call = 0
-        self._request = offer.requests[0]
-        self._on_arrival = [self._arrive]
-        calls = len(offer.arrivals_us)
         self._rows: dict[int, int] = {}
         """Live jobs: id -> number."""
         zero, never = array("q", [0]), array("q", [NEVER])
-        self._log = Log(
-            bytearray(calls), zero * calls, array("q"), array("q"), zero * calls, never * calls, never * calls, bytearray(calls),
-            bytearray(calls), [""], array("q", [1]) * calls, 0,
-        )  # fmt: skip
+        self._call_outcome = bytearray(calls)
+        self._call_job = zero * calls
+        self._job_id = array("q")
+        self._job_call = array("q")
+        self._eligible_us = zero * calls
+        self._start_us = never * calls
+        self._end_us = never * calls
+        self._outcome = bytearray(calls)
+        self._reason = bytearray(calls)
+        self._reasons = [""]
+        self._calls_of = array("q", [1]) * calls
 
     def run(self) -> Log:
         """Run to the end; return what happened.
@@ -194,18 +202,13 @@ class World:
         RuntimeError
             If the books don't balance: what came is not what was coalesced, merged, finished, shed or left.
         """
-        gates, offer = self._gates, self._offer
+        gates = self._gates
         self._drive(lambda: declare(gates.declarations, lines=gates.lines), 0)
-        first_us = offer.arrivals_us[0]
         arrival = _Alarm()
         arrival.callbacks = self._on_arrival
-        self._schedule(arrival, ARRIVAL, first_us)
-        if self._until_us is None:
-            self._env.run()
-        else:
-            self._env.run(until=self._until_us)
-        end_us = self._now if self._until_us is None else self._until_us
-        log = self._trimmed(end_us)
+        self._schedule(arrival, ARRIVAL, self._arrivals_us[0])
+        self._env.run(self._until_us)
+        log = self._written()
         self._balance(log)
         return log
 
@@ -221,51 +224,44 @@ class World:
 
     def _arrive(self, event: simpy.Event) -> None:
         call = self._call
-        offer = self._offer
-        arrivals_us = offer.arrivals_us
-        self._now = now = arrivals_us[call]
-        self._call = call + 1
-        if call + 1 < len(arrivals_us):
+        self._now = now = self._arrivals_us[call]
+        self._call = coming = call + 1
+        if coming < self._calls:
             event.callbacks = self._on_arrival
-            self._schedule(event, ARRIVAL, arrivals_us[call + 1] - now)
-        self._request = offer.requests[offer.request_of[call]]
+            self._schedule(event, ARRIVAL, self._arrivals_us[coming] - now)
+        self._request = self._requests[self._request_of[call]]
         id, outcome, due_us, _, _ = self._drive(self._enqueue, now)[0]
-        log = self._log
         if outcome is Outcome.ACCEPTED:
-            job = len(log.job_call)
-            self._rows[id] = job
-            log.job_id.append(id)
-            log.job_call.append(call)
-            log.call_job[call] = job
-            log.eligible_us[job] = due_us
+            self._rows[id] = job = len(self._job_id)
+            self._job_id.append(id)
+            self._job_call.append(call)
+            self._call_job[call] = job
+            self._eligible_us[job] = due_us
             if due_us <= now:
                 if self._free or self._drops:
                     self._claim()
                 return
         else:
-            job = self._rows[id]
-            log.call_job[call] = job
-            log.call_outcome[call] = _CODES[outcome]
-            log.calls[job] += 1
+            self._call_job[call] = job = self._rows[id]
+            self._call_outcome[call] = _CODES[outcome]
+            self._calls_of[job] += 1
             if outcome is Outcome.COALESCED:
                 return
-            log.eligible_us[job] = due_us
+            self._eligible_us[job] = due_us
         if (self._free or self._drops) and due_us > now and not now < self._timer_us <= due_us:
             self._set_timer(due_us)
 
     def _fall_due(self, _event: simpy.Event) -> None:
-        now = self._env.now
-        if now == self._timer_us:  # else it was moved meanwhile
-            self._now = self._timer_us
+        now = self._timer_us
+        if now == self._env.now:  # else it was moved meanwhile
+            self._now = now
             self._timer_us = NEVER
             self._claim()
 
     def _end(self, worker: Any) -> None:
-        self._now = now = self._env.now
-        log = self._log
         job = worker.job
-        log.end_us[job] = now
-        log.outcome[job] = SUCCEEDED
+        self._now = self._end_us[job] = self._env.now  # type: ignore[assignment]  # whole, as every delay is
+        self._outcome[job] = SUCCEEDED
         del self._rows[worker.id]
         self._idle.append(worker)
         self._free += 1
@@ -283,35 +279,33 @@ class World:
                 self._start(id, token, eligible_us)
             for shed in sheds:
                 self._shed(shed.id, shed.eligible_us, shed.reason)
-            if come_back_us is not None and come_back_us <= now and not more:
-                raise RuntimeError(f"the claim at {now} µs names no later instant to come back: {come_back_us} µs")
         if come_back_us is None or not (self._free or self._drops):
             self._timer_us = NEVER
         elif come_back_us != self._timer_us:
+            if come_back_us <= now:
+                raise RuntimeError(f"the claim at {now} µs names no later instant to come back: {come_back_us} µs")
             self._set_timer(come_back_us)
 
     def _start(self, id: int, token: int, eligible_us: int) -> None:
-        log = self._log
         worker = self._idle.pop() if self._idle else _Worker()
         worker.id = id
         worker.token = token
         worker.job = job = self._rows[id]
         worker.callbacks = self._on_end
         self._free -= 1
-        log.eligible_us[job] = eligible_us
-        log.start_us[job] = self._now
-        log.outcome[job] = RUNNING
-        self._schedule(worker, COMPLETION, self._offer.service_us[log.job_call[job]])
+        self._eligible_us[job] = eligible_us
+        self._start_us[job] = self._now
+        self._outcome[job] = RUNNING
+        self._schedule(worker, COMPLETION, self._service_us[self._job_call[job]])
 
     def _shed(self, id: int, eligible_us: int, reason: str) -> None:
-        log = self._log
         job = self._rows.pop(id)
-        log.eligible_us[job] = eligible_us
-        log.end_us[job] = self._now
-        log.outcome[job] = SHED
-        if reason not in log.reasons:
-            log.reasons.append(reason)
-        log.reason[job] = log.reasons.index(reason)
+        self._eligible_us[job] = eligible_us
+        self._end_us[job] = self._now
+        self._outcome[job] = SHED
+        if reason not in self._reasons:
+            self._reasons.append(reason)
+        self._reason[job] = self._reasons.index(reason)
 
     def _set_timer(self, at_us: int) -> None:
         self._timer_us = at_us
@@ -321,14 +315,14 @@ class World:
 
     # --- the books ---
 
-    def _trimmed(self, end_us: int) -> Log:
-        log = self._log
-        jobs = len(log.job_call)
-        for column in (log.eligible_us, log.start_us, log.end_us, log.outcome, log.reason, log.calls):
-            del column[jobs:]
-        del log.call_outcome[self._call :]
-        del log.call_job[self._call :]
-        return log._replace(end_of_run_us=end_us)
+    def _written(self) -> Log:
+        """The columns, without the rows that no call and no job took."""
+        calls, jobs = self._call, len(self._job_id)
+        return Log(
+            self._call_outcome[:calls], self._call_job[:calls], self._job_id, self._job_call, self._eligible_us[:jobs],
+            self._start_us[:jobs], self._end_us[:jobs], self._outcome[:jobs], self._reason[:jobs], self._reasons,
+            self._calls_of[:jobs], self._now if self._until_us is None else self._until_us,
+        )  # fmt: skip
 
     def _balance(self, log: Log) -> None:
         """Calls = jobs + coalesced + merged, and jobs = finished + left; what the world and the store say agrees."""

@@ -133,7 +133,9 @@ def test_every_module_has_a_docstring() -> None:
     reason="outside of CI the tree may be in the making",
 )
 def test_no_file_names_a_folder_of_somebodys_machine() -> None:
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode != 0:
+        pytest.skip(f"git does not say what is in the repository: {listed.stderr}")
     for name in listed.stdout.splitlines():
         file = ROOT / name
         if file.suffix in (".py", ".md", ".toml", ".lock", ".ipynb", ".sql", ".yml"):

@@ -311,7 +311,11 @@ class Codec:
     def _ensure(
         self, lines: Collection[LineKey], queues: Iterable[str], ensured: set[LineKey]
     ) -> list[Statement]:
-        """Statements that create what is missing of these lines, in sorted order, and of these queues."""
+        """Statements that create what is missing of these lines, in sorted order, and of these queues.
+
+        Another transaction that needs a line created here waits until this one ends. So where a transaction is
+        the caller's, and may be long, lines are better declared before.
+        """
         missing = sorted(line for line in lines if line not in self.known and line not in ensured)
         names = sorted({*queues, *(queue for queue, _, _ in missing)})
         statements = [statement("ensure_queues", self.namespace, _texts(names))] if names else []

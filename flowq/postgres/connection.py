@@ -6,9 +6,9 @@ A queue shares a small pool (:class:`Backend`, :class:`AsyncBackend`); a worker 
 (:class:`Link`, :class:`AsyncLink`), one for each thing that must not wait for another: claims, upkeep, heartbeats.
 
 All of them survive a server that restarts: a connection's socket is looked at before each use (a server says goodbye,
-so a dead connection is readable), and a dead one is replaced. A call that was under way
-when its connection was lost raises :class:`~flowq.errors.DatabaseUnreachable` and is not repeated here, because it may
-have been committed: whether to try again is the caller's to know.
+so a dead connection is readable), and a dead one is replaced. A call that was under way when its connection was lost
+raises :class:`~flowq.errors.DatabaseUnreachable` and is not repeated here, because it may have been committed: whether
+to try again is the caller's to know.
 
 An embedded server is migrated at once, since nobody else could do it; a given one never is: `flowq migrate` does it.
 """

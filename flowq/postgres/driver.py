@@ -167,7 +167,11 @@ class PostgresStore:
         now_us: int | None = None,
         own_transaction: bool = True,
     ) -> T:
-        """Run a program as :meth:`run` does, awaited."""
+        """Run a program as :meth:`run` does, awaited.
+
+        A call that is cancelled is like one whose connection is lost: if its last round is on the way, it may
+        have been committed.
+        """
         own = _owned(conn, own_transaction)
         talk = self._converse(factory, now_us, own)
         try:

@@ -25,7 +25,9 @@ def rounds(*commands: Any, last: bool = True) -> Callable[[], Program[list[Any]]
     return program
 
 
-def wait_until_blocked(watcher: psycopg.Connection[Any], *waiting: psycopg.Connection[Any]) -> None:
+def wait_until_blocked(
+    watcher: psycopg.Connection[Any], *waiting: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
+) -> None:
     """Return once the server says that each of these connections waits for a lock."""
     ends = time.monotonic() + _PATIENCE_S
     pids = [conn.info.backend_pid for conn in waiting]

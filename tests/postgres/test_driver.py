@@ -15,9 +15,10 @@ from psycopg.rows import dict_row
 from flowq.errors import ConfigurationError, DatabaseUnreachable, SchemaMismatch, StoreError
 from flowq.job import Outcome
 from flowq.postgres import PostgresStore, aconnect, apool, configure, connect, pool
+from flowq.postgres.codec import Statement
 from flowq.programs import Request, enqueue, key_hash
 from flowq.programs.commands import Insert, LockKeys, NewJob, Program, ReadJobs, Register, Round, Take
-from postgres.support import rounds
+from postgres.support import rounds, wait_until_blocked
 from scenario import Play, Scenario, scenarios
 
 Conn = psycopg.Connection[Any]
@@ -58,11 +59,14 @@ def test_sync_and_async_give_the_same_results(dsn: str, conn: Conn, namespace: s
 def test_a_lone_statement_is_one_round_trip(
     store: PostgresStore, conn: Conn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent = []
+    sent: list[list[bytes]] = []
     send = store._send
-    monkeypatch.setattr(
-        store, "_send", lambda conn, batch: (sent.append([s.sql for s in batch]), send(conn, batch))[1]
-    )
+
+    def noted(conn: Conn, batch: list[Statement]) -> Any:
+        sent.append([each.sql for each in batch])
+        return send(conn, batch)
+
+    monkeypatch.setattr(store, "_send", noted)
     store.run(conn, ONE)
     store.run(conn, ONE)
     store.run(conn, lambda: enqueue([Request(NewJob("q", "t", unique_hash=b"k" * 16))]))
@@ -70,7 +74,7 @@ def test_a_lone_statement_is_one_round_trip(
     assert [first[0], first[-1]] == [
         b"BEGIN ISOLATION LEVEL READ COMMITTED",
         b"COMMIT",
-    ]  # the line is created too
+    ]  # it creates the line
     assert len(second) == 1
     assert lock[0] == b"BEGIN ISOLATION LEVEL READ COMMITTED"
     assert write[-1] == b"COMMIT"
@@ -182,21 +186,21 @@ def test_a_program_must_end_its_transaction(store: PostgresStore, conn: Conn) ->
     assert count(conn, store) == 0
 
 
-def test_a_cancelled_task_leaves_nothing(dsn: str, conn: Conn, store: PostgresStore) -> None:
+def test_a_task_cancelled_while_it_waits_leaves_nothing(
+    dsn: str, conn: Conn, open_connection: Callable[[], Conn], store: PostgresStore
+) -> None:
+    watcher = open_connection()
+
+    def program() -> Program[None]:
+        yield Round((Insert([NewJob("q", "t")]),), False)
+        yield Round((LockKeys((b"k" * 16,), ()),), True)
+
     async def main() -> None:
         aconn = await aconnect(dsn)
-        held = asyncio.Event()
-
-        def program() -> Program[None]:
-            yield Round((Insert([NewJob("q", "t")]),), False)
-            held.set()
-            yield Round((LockKeys((b"k" * 16,), ()),), True)
-
         with conn.transaction():
             store.run(conn, rounds(LockKeys((b"k" * 16,), ())), own_transaction=False)
             task = asyncio.create_task(store.arun(aconn, program))
-            await held.wait()
-            await asyncio.sleep(0)
+            await asyncio.to_thread(wait_until_blocked, watcher, aconn)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

@@ -23,14 +23,10 @@ from flowq import (
     Outcome,
     PayloadError,
     Queue,
-    Worker,
 )
+from worker.working import drain, eventually, working
 
 Declare = Callable[..., Any]
-
-
-def drain(queue: Queue, *queues: str) -> None:
-    Worker(queue, queues or ("default",), burst=True).run()
 
 
 def rows(db: psycopg.Connection, queue: Queue) -> int:
@@ -62,15 +58,9 @@ def test_the_forms_of_the_service(queue: Queue) -> None:
     assert (again.id, again.outcome, again.hits) == (report.id, Outcome.MERGED, 2)
     assert timedelta(minutes=4, seconds=30) < again.run_at - datetime.now(UTC) <= timedelta(minutes=5)
 
-    worker = Worker(queue)
-    done = threading.Thread(target=worker.run)
-    done.start()
-    try:
+    with working(queue):
         assert first.result("20s") == "42: 1000"
         assert sample.result("20s") is None
-    finally:
-        worker.stop()
-        done.join()
     assert report.state() is JobState.PENDING
     assert record_sample("direct", 1.0) is None, "a call runs it here and now"
 
@@ -94,18 +84,12 @@ class TestCoalesce:
 
         first = charge.delay(1)
         assert charge.delay(1).id == first.id
-        worker = Worker(queue)
-        thread = threading.Thread(target=worker.run)
-        thread.start()
-        try:
+        with working(queue):
             assert started.wait(20)
             assert charge.delay(1).id == first.id
             gate.set()
             first.result("20s")
             assert charge.delay(1).id != first.id
-        finally:
-            worker.stop()
-            thread.join()
 
     def test_in_back_off_it_lives_and_dead_it_does_not(self, queue: Queue) -> None:
         """F61."""
@@ -115,27 +99,12 @@ class TestCoalesce:
             raise ValueError("no")
 
         first = fails.delay(1)
-        worker = Worker(queue)
-        thread = threading.Thread(target=worker.run)
-        thread.start()
-        try:
-            while queue.job(first.id).failures == 0:
-                pass
+        with working(queue):
+            eventually(lambda: queue.job(first.id).failures == 1)
             assert fails.delay(1).id == first.id
-        finally:
-            worker.stop()
-            thread.join()
-        dead = fails.apply_async((2,), max_retries=0)
-        drained = Worker(queue)
-        thread = threading.Thread(target=drained.run)
-        thread.start()
-        try:
-            while dead.state() is not JobState.FAILED:
-                pass
+            dead = fails.apply_async((2,), max_retries=0)
+            eventually(lambda: dead.state() is JobState.FAILED)
             assert fails.delay(2).id != dead.id
-        finally:
-            drained.stop()
-            thread.join()
 
     def test_the_derived_key_is_of_the_call_not_of_its_writing(self, queue: Queue) -> None:
         """F62, F63, F64: positions, keywords, defaults, order of members, 3 and 3.0, tuple and list."""
@@ -238,7 +207,9 @@ class TestCoalesce:
         assert charge.delay(2, 100).id != first.id
 
     @pytest.mark.parametrize(
-        "value", [float("nan"), float("inf"), object(), {1}, b"x"], ids=["nan", "inf", "object", "set", "bytes"]
+        "value",
+        [float("nan"), float("inf"), object(), {1}, b"x"],
+        ids=["nan", "inf", "object", "set", "bytes"],
     )
     def test_arguments_that_json_cannot_carry_are_refused(
         self, queue: Queue, db: psycopg.Connection, value: Any
@@ -342,19 +313,12 @@ class TestDebounce:
             raise ValueError("no")
 
         first = report.delay("ann", 1)
-        worker = Worker(queue, concurrency=1)
-        thread = threading.Thread(target=worker.run)
-        thread.start()
-        try:
+        with working(queue, concurrency=1):
             assert started.wait(20)
             while_running = report.apply_async(("ann", 2), debounce="1h", **self.rest())
             assert (while_running.id != first.id, while_running.outcome) == (True, "accepted")
             gate.set()
-            while queue.job(first.id).failures == 0:
-                pass
-        finally:
-            worker.stop()
-            thread.join()
+            eventually(lambda: queue.job(first.id).failures == 1)
         retry_at = queue.job(first.id).run_at_us
         merged = report.apply_async(("ann", 3), debounce="1h", **self.rest())
         assert merged.id == while_running.id
@@ -569,15 +533,9 @@ class TestDrop:
 
         dropping = [drops.delay(n) for n in range(4)]
         waiting = [waits.delay(n) for n in range(2)]
-        worker = Worker(queue, ["narrow"])
-        thread = threading.Thread(target=worker.run)
-        thread.start()
-        try:
-            while len(queue.dead_letters()) < 2:
-                pass
-        finally:
-            worker.stop()
-            thread.join()
+        with working(queue, "narrow"):
+            eventually(lambda: len(queue.dead_letters()) == 2)
+            eventually(lambda: all(job.state() is not JobState.RUNNING for job in dropping))
         states = [job.state().value for job in dropping]
         assert states == ["succeeded", "succeeded", "shed", "shed"]
         assert [job.state() for job in waiting] == [JobState.PENDING, JobState.PENDING]
@@ -635,7 +593,7 @@ class TestCoDel:
             pause.wait(0.01)
 
         jobs = queue.enqueue_many([{"task": "slow", "args": [n]} for n in range(120)])
-        Worker(queue, concurrency=1, burst=True).run()
+        drain(queue, concurrency=1)
         letters = queue.dead_letters(1_000)
         assert letters
         assert {letter.reason for letter in letters} == {"codel"}

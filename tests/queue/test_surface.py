@@ -64,7 +64,8 @@ def test_an_async_queue_does_what_a_queue_does(dsn: str, namespace: str) -> None
     asyncio.run(run())
 
 
-def test_a_queue_may_be_used_from_one_loop_after_another(dsn: str, namespace: str) -> None:
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_queue_may_be_used_from_one_loop_after_another(dsn: str, namespace: str, closes: bool) -> None:
     queue = AsyncQueue(dsn, namespace=namespace)
 
     @queue.task()
@@ -72,7 +73,8 @@ def test_a_queue_may_be_used_from_one_loop_after_another(dsn: str, namespace: st
 
     async def once() -> int:
         job = await note.delay()
-        await queue.close()
+        if closes:
+            await queue.close()
         return job.id
 
     assert asyncio.run(once()) < asyncio.run(once())
