@@ -161,9 +161,9 @@ def _flags(values: Iterable[bool]) -> str:
     return _array(map(_flag, values))
 
 
-def _sparse(values: Collection[Any], literal: Callable[[Any], str], default: Any = None) -> str:
+def _sparse(values: Sequence[Any], literal: Callable[[Any], str], default: Any = None) -> str:
     """An array in which the default stands as NULL; empty if nothing else is in it."""
-    if all(value == default for value in values):
+    if values.count(default) == len(values):
         return "{}"
     return _array("NULL" if value == default else literal(value) for value in values)
 

@@ -488,3 +488,13 @@ def test_read_jobs_of_this_namespace_only(conn: psycopg.Connection[Any], do: Do,
     [id] = insert(do, NewJob("q", "t"))
     assert list(do(ReadJobs((999_999_999, id)))) == [id]
     assert PostgresStore(namespace + "other").run(conn, rounds(ReadJobs((id,)))) == [{}]
+
+
+def test_registering_clears_away_workers_that_died_a_day_ago(do: Do, conn: psycopg.Connection[Any]) -> None:
+    day_us = 86_400_000_000
+    dead = do(Register("dead", ("q",), 1, 10), at=0)
+    late = do(Register("late", ("q",), 1, 10), at=day_us)
+    do(Register("new", ("q",), 1, 10), at=day_us + 11)
+    left = {row[0] for row in conn.execute("select id from flowq.worker").fetchall()}
+    assert dead not in left
+    assert late in left
