@@ -127,7 +127,9 @@ def simulate(
     >>> result.books().shed > 0, result.books().offered == len(calls)
     (True, True)
     """
-    return plan(source, workload, workers=workers, service=service, seed=seed, until=until, slo=slo).run(over_memory())
+    return plan(source, workload, workers=workers, service=service, seed=seed, until=until, slo=slo).run(
+        over_memory()
+    )
 
 
 def plan(
@@ -149,7 +151,9 @@ def plan(
         _check_keys(spec, each)
     arrivals_us, keys, service_us, task_of = _merged(served)
     queue = specs[0].queue
-    drops = any(spec.flow.rate_limit is not None and spec.flow.rate_limit.on_excess == "drop" for spec in specs)
+    drops = any(
+        spec.flow.rate_limit is not None and spec.flow.rate_limit.on_excess == "drop" for spec in specs
+    )
     return Plan(
         policy=policy,
         specs=specs,
@@ -178,13 +182,23 @@ class Comparison:
     ----------
     results : dict of str to Result
         In the order given; the first is the baseline of `differences`.
+
+    Examples
+    --------
+    >>> from flowq.policy import Flow, RateLimit
+    >>> calls = Workload.poisson("30/s", "1m", seed=2)
+    >>> both = compare({"free": Flow(), "limited": Flow(RateLimit("29/s"))}, calls, workers=4, service="20ms")
+    >>> both["limited"].books().shed, bool(both.differences().loc["limited", "wait_mean_s"] > 0)
+    (0, True)
     """
 
     results: dict[str, Result]
 
     def table(self) -> pd.DataFrame:
         """Return one row a policy, with the columns of `Result.summary`."""
-        return pd.DataFrame({name: result.summary() for name, result in self.results.items()}).T.infer_objects()
+        return pd.DataFrame(
+            {name: result.summary() for name, result in self.results.items()}
+        ).T.infer_objects()
 
     def differences(self) -> pd.DataFrame:
         """Return how much longer a call waits than under the first policy, paired call by call.
@@ -214,14 +228,18 @@ class Comparison:
                 }
             )
         return pd.DataFrame(
-            rows, index=pd.Index(names[1:], name="policy"), columns=["calls", "wait_mean_s", "low_s", "high_s"]
+            rows,
+            index=pd.Index(names[1:], name="policy"),
+            columns=["calls", "wait_mean_s", "low_s", "high_s"],
         )
 
     def __getitem__(self, name: str) -> Result:
         return self.results[name]
 
     def __repr__(self) -> str:
-        parts = (f"{name}: p99 {seconds_text(result.quantile(0.99))}" for name, result in self.results.items())
+        parts = (
+            f"{name}: p99 {seconds_text(result.quantile(0.99))}" for name, result in self.results.items()
+        )
         return f"Comparison({', '.join(parts)})"
 
     def _repr_html_(self) -> str:
@@ -239,9 +257,13 @@ class Comparison:
                 f"{' (best)</strong>' if value == chosen else ''}</td>"
                 for value in values
             )
-            body.append(f'<tr><th scope="row" style="text-align:left">{escape(_LABELS[row])}</th>{cells}</tr>')
+            body.append(
+                f'<tr><th scope="row" style="text-align:left">{escape(_LABELS[row])}</th>{cells}</tr>'
+            )
         if any(result.slo is not None for result in self.results.values()):
-            cells = "".join(f"<td {cell}>{_SLO_WORDS[result.slo_met]}</td>" for result in self.results.values())
+            cells = "".join(
+                f"<td {cell}>{_SLO_WORDS[result.slo_met]}</td>" for result in self.results.values()
+            )
             body.append(f'<tr><th scope="row" style="text-align:left">SLO</th>{cells}</tr>')
         caption = self.results[names[0]].caption()
         return (
@@ -342,7 +364,9 @@ def compare(
 def _waits_s(result: Result) -> NDArray[np.float64]:
     """Of each call: from its arrival to the start of its job; NaN: never started."""
     start_s = result.jobs["start_s"].to_numpy()
-    waits: NDArray[np.float64] = start_s[result.calls["job"].to_numpy()] - result.calls["arrival_s"].to_numpy()
+    waits: NDArray[np.float64] = (
+        start_s[result.calls["job"].to_numpy()] - result.calls["arrival_s"].to_numpy()
+    )
     return waits
 
 
@@ -365,28 +389,30 @@ def _source(source: Any) -> tuple[tuple[TaskSpec, ...], tuple[Declaration, ...],
         raise ConfigurationError(f"one queue is simulated at a time, these tasks wait in {', '.join(queues)}")
     words = [f"{spec.name}: {spec.flow.describe()}" for spec in specs]
     declarations = _declared(source, specs)
-    words += [f"queue {each.name}: {each.policy.describe()}" for each in declarations if _is_queue_rate(each)]
+    for kind, name, limit in declarations:
+        if kind == "queue_rate" and limit is not None:
+            words.append(f"queue {name}: {limit.describe()}")
     return specs, declarations, "; ".join(words)
 
 
 def _declared(source: Any, specs: Iterable[TaskSpec]) -> tuple[Declaration, ...]:
     """The gates of the tasks and of their queue."""
     of_tasks = [each for spec in specs for each in spec.declarations()]
-    of_queue = [Declaration(kind, name, policy) for (kind, name), policy in source._registry.queue_policies.items()]
+    of_queue = [
+        Declaration(kind, name, policy) for (kind, name), policy in source._registry.queue_policies.items()
+    ]
     queue = next(iter(specs)).queue
     gates = [*of_tasks, *(each for each in of_queue if each.name == queue)]
     return tuple({(each.kind, each.name): each for each in gates}.values())
 
 
-def _is_queue_rate(declaration: Declaration) -> bool:
-    return declaration.kind == "queue_rate" and declaration.policy is not None
-
-
 def _by_task(specs: Sequence[TaskSpec], workload: Workload | Mapping[str, Workload]) -> list[Workload]:
     if isinstance(workload, Workload):
         if len(specs) > 1:
-            names = ", ".join(repr(spec.name) for spec in specs)
-            raise ConfigurationError(f"workload must name the calls of each task, as {{task: workload}}: {names}")
+            tasks = ", ".join(repr(spec.name) for spec in specs)
+            raise ConfigurationError(
+                f"workload must name the calls of each task, as {{task: workload}}: {tasks}"
+            )
         return [workload]
     if not isinstance(workload, Mapping):
         raise TypeError(f"workload must be a Workload, or a dict of them by task: {shown(workload)}")
@@ -428,7 +454,10 @@ def _merged(
     keys = None
     if any(each.keys is not None for each in workloads):
         keys = np.concatenate(
-            [np.full(len(each), None, dtype=object) if each.keys is None else each.keys.astype(object) for each in workloads]
+            [
+                np.full(len(each), None, dtype=object) if each.keys is None else each.keys.astype(object)
+                for each in workloads
+            ]
         )[order]
     task_of = np.repeat(np.arange(len(workloads)), [len(each) for each in workloads])
     return arrivals_us[order], keys, np.concatenate(services)[order], task_of[order]

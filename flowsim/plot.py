@@ -62,7 +62,9 @@ def cumulative(results: Results, ax: Axes | None = None) -> Axes:
     named = _named(results)
     first = named[0][1]
     arrivals_s = first.calls["arrival_s"].to_numpy()
-    ax.step(*_counted(arrivals_s, first.duration_s), where="post", color=_GREY, linewidth=1.0, label="arrivals")
+    ax.step(
+        *_counted(arrivals_s, first.duration_s), where="post", color=_GREY, linewidth=1.0, label="arrivals"
+    )
     for (name, result), style in zip(named, _looks(), strict=False):
         starts_s = np.sort(result.jobs["start_s"].dropna().to_numpy())
         label = "starts" if name is None else f"starts, {name}"
@@ -82,6 +84,16 @@ def depth(results: Results, ax: Axes | None = None) -> Axes:
     Notes
     -----
     Of many steps, each pixel shows its largest: a peak is never lost.
+
+    Examples
+    --------
+    >>> import matplotlib
+    >>> matplotlib.use("agg")
+    >>> from flowq.policy import CoDel, Flow
+    >>> from flowsim import Workload, simulate
+    >>> result = simulate(Flow(CoDel("50ms", "500ms")), Workload.poisson("30/s", "20s"), service="40ms")
+    >>> depth(result).get_ylabel()
+    'jobs waiting'
     """
     ax = _axes(ax)
     named = _named(results)
@@ -105,6 +117,16 @@ def sojourn_cdf(results: Results, ax: Axes | None = None, *, log: bool = False) 
         As for `cumulative`.
     log : bool
         A logarithmic axis, without the jobs that started at once.
+
+    Examples
+    --------
+    >>> import matplotlib
+    >>> matplotlib.use("agg")
+    >>> from flowq.policy import CoDel, Flow
+    >>> from flowsim import Workload, simulate
+    >>> result = simulate(Flow(CoDel("50ms", "500ms")), Workload.poisson("30/s", "20s"), service="40ms")
+    >>> sojourn_cdf(result).get_ylabel()
+    'share of jobs'
     """
     ax = _axes(ax)
     named = _named(results)
@@ -119,7 +141,15 @@ def sojourn_cdf(results: Results, ax: Axes | None = None, *, log: bool = False) 
             ax.step(x, y / n, where="post", label=f"{prefix}of served, n = {n:,}", **style)
             if n < jobs:
                 faint = {**style, "linewidth": 0.9, "alpha": 0.7}
-                ax.step(x, y / jobs, where="post", label=f"{prefix}of all, n = {jobs:,}", marker=".", markevery=0.1, **faint)
+                ax.step(
+                    x,
+                    y / jobs,
+                    where="post",
+                    label=f"{prefix}of all, n = {jobs:,}",
+                    marker=".",
+                    markevery=0.1,
+                    **faint,
+                )
     slos = {result.slo for _, result in named if result.slo is not None}
     for slo in sorted(slos):
         ax.axvline(slo.limit_us / 1e6, color=_GREY, linewidth=0.9, linestyle=(0, (2, 2)))
@@ -137,6 +167,16 @@ def shed_timeline(results: Results, ax: Axes | None = None) -> Axes:
     ----------
     results, ax
         As for `cumulative`.
+
+    Examples
+    --------
+    >>> import matplotlib
+    >>> matplotlib.use("agg")
+    >>> from flowq.policy import CoDel, Flow
+    >>> from flowsim import Workload, simulate
+    >>> result = simulate(Flow(CoDel("50ms", "500ms")), Workload.poisson("30/s", "20s"), service="40ms")
+    >>> shed_timeline(result).get_ylabel()
+    'sheds per second (bins of 0.335 s)'
     """
     ax = _axes(ax)
     named = _named(results)
@@ -158,7 +198,9 @@ def shed_timeline(results: Results, ax: Axes | None = None) -> Axes:
         ax.step(edges, steps, where="post", label=f"{label}: {len(instants_s):,} shed", **style)
     for row, ((_, instants_s), style) in enumerate(zip(series, _looks(), strict=False)):
         level = -top * 0.05 * (row + 1)
-        ax.plot(instants_s, np.full(len(instants_s), level), "|", color=style["color"], markersize=5, alpha=0.5)
+        ax.plot(
+            instants_s, np.full(len(instants_s), level), "|", color=style["color"], markersize=5, alpha=0.5
+        )
     if not series:
         ax.text(0.5, 0.5, "nothing was shed", transform=ax.transAxes, ha="center", color=_GREY)
     ax.axhline(0, color=_GREY, linewidth=0.5)
@@ -198,7 +240,9 @@ def _looks() -> Iterator[dict[str, Any]]:
         index += 1
 
 
-def _counted(instants_s: NDArray[np.float64], end_s: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _counted(
+    instants_s: NDArray[np.float64], end_s: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Instants and how many there were so far, from 0 to the end."""
     x = np.concatenate([[0.0], instants_s, [max(end_s, instants_s[-1] if len(instants_s) else 0.0)]])
     y = np.concatenate([[0.0], np.arange(1.0, len(instants_s) + 1), [len(instants_s)]])
@@ -217,7 +261,7 @@ def _peaks(
     return edges, np.maximum.reduceat(values, first)
 
 
-def _finish(ax: Axes, named: list[tuple[str | None, Result]], where: str, *, legend: bool = True) -> Axes:
+def _finish(ax: Axes, named: list[tuple[str | None, Result]], where: Any, *, legend: bool = True) -> Axes:
     if legend:
         ax.legend(loc=where, fontsize="small", frameon=False)
     result = named[0][1]

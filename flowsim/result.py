@@ -37,6 +37,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -150,7 +151,9 @@ class Result:
     >>> from flowq.policy import Flow, RateLimit
     >>> from flowsim.experiment import simulate
     >>> from flowsim.workload import Workload
-    >>> result = simulate(Flow(RateLimit("5/s", burst=1)), Workload.poisson("4/s", "1m", seed=1), workers=4, service="50ms")
+    >>> result = simulate(
+    ...     Flow(RateLimit("5/s", burst=1)), Workload.poisson("4/s", "1m", seed=1), workers=4, service="50ms"
+    ... )
     >>> result.books().offered == len(result.calls) == len(result.jobs)
     True
     """
@@ -188,7 +191,9 @@ class Result:
             "end_s": _instants_s(log.end_us),
             "service_s": self.service_us[call] / 1e6,
             # From whole microseconds: a difference of two floats would not be 0.1 where 0.1 is meant.
-            "sojourn_s": np.where(np.isnan(start_s), np.nan, (_ints(log.start_us) - _ints(log.eligible_us)) / 1e6),
+            "sojourn_s": np.where(
+                np.isnan(start_s), np.nan, (_ints(log.start_us) - _ints(log.eligible_us)) / 1e6
+            ),
             "outcome": _category(np.frombuffer(bytes(log.outcome), dtype=np.int8), world.JOB_OUTCOMES),
             "reason": _reasons(reason, log.reasons),
             "calls": _ints(log.calls),
@@ -213,8 +218,10 @@ class Result:
     def _keys(self, call: Integers) -> NDArray[Any]:
         return np.full(len(call), None, dtype=object) if self.keys is None else self.keys[call]
 
-    def _tasks(self, call: Integers) -> pd.Categorical:
-        return _category(np.zeros(len(call), np.int64) if self.task_of is None else self.task_of[call], self.tasks)
+    def _tasks(self, call: Integers) -> pd.Categorical[str]:
+        return _category(
+            np.zeros(len(call), np.int64) if self.task_of is None else self.task_of[call], self.tasks
+        )
 
     # --- columns ---
 
@@ -378,7 +385,10 @@ class Result:
         n = int(summary["sojourn_n"])
         few = "" if n >= FEW else f", too few for a p99 (n = {n:,})"
         rows = [
-            ("calls", f"{summary['offered']:,} offered, {summary['coalesced']:,} coalesced, {summary['merged']:,} merged"),
+            (
+                "calls",
+                f"{summary['offered']:,} offered, {summary['coalesced']:,} coalesced, {summary['merged']:,} merged",
+            ),
             (
                 "jobs",
                 f"{summary['run']:,} run, {summary['shed']:,} shed, {summary['pending']:,} pending,"
@@ -424,12 +434,14 @@ class Result:
         time_s, depth = frame["time_s"].to_numpy(), frame["depth"].to_numpy()
         edges = np.linspace(0, max(self.duration_s, 1e-6), _WIDTH + 1)
         peaks = []
-        for left, right in zip(edges[:-1], edges[1:], strict=True):
+        for left, right in pairwise(edges):
             first = max(0, int(np.searchsorted(time_s, left, side="right")) - 1)
             last = max(first + 1, int(np.searchsorted(time_s, right, side="left")))
             peaks.append(int(depth[first:last].max()))
         worst = max(peaks)
-        points = " ".join(f"{x},{_HEIGHT - 2 - (_HEIGHT - 4) * y / max(worst, 1):.1f}" for x, y in enumerate(peaks))
+        points = " ".join(
+            f"{x},{_HEIGHT - 2 - (_HEIGHT - 4) * y / max(worst, 1):.1f}" for x, y in enumerate(peaks)
+        )
         label = f"jobs waiting over {seconds_text(self.duration_s)}, at most {worst:,}"
         return (
             f'<svg role="img" aria-label="{escape(label)}" width="{_WIDTH}" height="{_HEIGHT}"'
@@ -448,11 +460,11 @@ def _instants_s(column: Any) -> Floats:
     return np.where(instants_us == world.NEVER, np.nan, instants_us / 1e6)
 
 
-def _category(codes: NDArray[Any], names: tuple[str, ...]) -> pd.Categorical:
-    return pd.Categorical.from_codes(codes, categories=list(names))
+def _category(codes: NDArray[Any], names: tuple[str, ...]) -> pd.Categorical[str]:
+    return pd.Categorical.from_codes(codes, categories=pd.Index(names))
 
 
-def _reasons(codes: Integers, names: list[str]) -> pd.Categorical:
+def _reasons(codes: Integers, names: list[str]) -> pd.Categorical[str]:
     known = [*_REASONS, *(name for name in names if name and name not in _REASONS)]
     of = np.array([-1 if not name else known.index(name) for name in names])
-    return pd.Categorical.from_codes(of[codes], categories=known)
+    return pd.Categorical.from_codes(of[codes], categories=pd.Index(known))

@@ -116,7 +116,9 @@ def lognormal(mean: Duration, cv: float) -> Service:
     """
     mean_us = duration_us(mean, "service mean")
     if exact_number(cv, "cv") <= 0:
-        raise ConfigurationError(f"cv must be > 0: {shown(cv)}; for times that are all the same use constant()")
+        raise ConfigurationError(
+            f"cv must be > 0: {shown(cv)}; for times that are all the same use constant()"
+        )
     variance = math.log1p(float(cv) ** 2)
     sample = partial(_lognormal, math.log(mean_us / 1e6) - variance / 2, math.sqrt(variance))
     return Service(f"lognormal, mean {duration_text(mean_us)}, cv {cv}", sample)

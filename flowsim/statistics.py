@@ -27,7 +27,14 @@ __all__ = ["Interval", "batch_means", "replications", "t_interval"]
 
 
 class Interval(NamedTuple):
-    """An estimate with its confidence interval."""
+    """An estimate with its confidence interval, in the unit of the values that it was made of.
+
+    Examples
+    --------
+    >>> interval = t_interval([1.0, 2.0, 3.0])
+    >>> interval.low < interval.mean < interval.high, interval.n
+    (True, 3)
+    """
 
     mean: float
     low: float
@@ -109,7 +116,9 @@ def batch_means(values: ArrayLike, batches: int = 20, confidence: float = 0.95) 
     array = np.asarray(values, dtype=np.float64)
     size = len(array) // whole_number(batches, "batches", 2)
     if size < 10:
-        raise ConfigurationError(f"values must be at least {10 * batches} for {batches} batches: {len(array)}")
+        raise ConfigurationError(
+            f"values must be at least {10 * batches} for {batches} batches: {len(array)}"
+        )
     return t_interval(array[: size * batches].reshape(batches, size).mean(axis=1), confidence)
 
 
@@ -148,5 +157,7 @@ def replications(
         from joblib import Parallel, delayed
 
         outcomes = Parallel(n_jobs=jobs)(delayed(run)(each) for each in chosen)
-    rows = [outcome if isinstance(outcome, pd.Series) else pd.Series({"value": outcome}) for outcome in outcomes]
+    rows = [
+        outcome if isinstance(outcome, pd.Series) else pd.Series({"value": outcome}) for outcome in outcomes
+    ]
     return pd.DataFrame(rows, index=pd.Index(chosen, name="seed")).infer_objects()

@@ -13,10 +13,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from flowq.errors import ConfigurationError
 from flowq.units import whole_number
 
-__all__ = ["Floats", "Integers", "Purpose", "poisson_us", "seeds", "stream"]
+__all__ = ["Floats", "Integers", "Purpose", "seeds", "stream"]
 
 Floats: TypeAlias = NDArray[np.float64]
 Integers: TypeAlias = NDArray[np.int64]
@@ -61,47 +60,3 @@ def seeds(seed: int, n: int) -> list[int]:
     """
     state = np.random.SeedSequence(whole_number(seed, "seed", 0)).generate_state(n, np.uint64)
     return [int(each) for each in state]
-
-
-def poisson_us(rng: np.random.Generator, edges_us: Integers, rates: Floats) -> Integers:
-    """Draw a Poisson process whose rate is constant between edges, by a change of time.
-
-    Parameters
-    ----------
-    rng : numpy.random.Generator
-        The stream.
-    edges_us : array of int
-        The pieces' edges, increasing; one more than there are rates.
-    rates : array of float
-        Arrivals per second of each piece, >= 0.
-
-    Returns
-    -------
-    array of int64
-        Sorted instants in µs, from the first edge (included) to the last (not included).
-
-    Raises
-    ------
-    ConfigurationError
-        If no arrival would be expected.
-
-    Examples
-    --------
-    >>> rng = stream(1, Purpose.ARRIVALS)
-    >>> instants = poisson_us(rng, np.array([0, 1_000_000, 2_000_000]), np.array([0.0, 50.0]))
-    >>> bool(instants.min() >= 1_000_000 and instants.max() < 2_000_000)
-    True
-    """
-    mass = np.concatenate([[0.0], np.cumsum(rates * np.diff(edges_us) / 1e6)])
-    total = float(mass[-1])
-    if not total > 0:
-        raise ConfigurationError("rate must be > 0 somewhere: no call would ever arrive")
-    block = int(total + 4 * total**0.5) + 16
-    points = np.cumsum(rng.standard_exponential(block))
-    while points[-1] < total:
-        points = np.concatenate([points, points[-1] + np.cumsum(rng.standard_exponential(block))])
-    points = points[points < total]
-    piece = np.searchsorted(mass, points, side="right") - 1
-    instants = edges_us[piece] + (points - mass[piece]) * 1e6 / rates[piece]
-    latest: Integers = np.minimum(np.floor(instants).astype(np.int64), edges_us[-1] - 1)
-    return latest

@@ -144,7 +144,9 @@ def conformance(
     with over_postgres(dsn) as (there, namespace, server):
         postgres = planned.run(there, namespace)
         stored = _records(there, postgres.log)
-    differences = pd.concat([_compared(memory.log, postgres.log), _compared_records(records, stored)], ignore_index=True)
+    differences = pd.concat(
+        [_compared(memory.log, postgres.log), _compared_records(records, stored)], ignore_index=True
+    )
     return ConformanceReport(memory, postgres, server, differences)
 
 
@@ -248,7 +250,7 @@ def _differing(of: str, field: str, memory: NDArray[Any], postgres: NDArray[Any]
 
 def _compared_records(memory: list[JobRecord | None], postgres: list[JobRecord | None]) -> pd.DataFrame:
     """Differences of what the stores hold; ids apart, which only name."""
-    rows = []
+    rows: list[tuple[str, int, str, object, object]] = []
     for number, (one, other) in enumerate(zip(memory, postgres, strict=False)):
         if one is None or other is None:
             if one is not other:
@@ -256,9 +258,11 @@ def _compared_records(memory: list[JobRecord | None], postgres: list[JobRecord |
             continue
         if one._replace(id=0) == other._replace(id=0):
             continue
-        for field in JobRecord._fields[1:]:
-            if getattr(one, field) != getattr(other, field):
-                rows.append(("stored job", number, field, getattr(one, field), getattr(other, field)))
+        rows += [
+            ("stored job", number, field, mine, theirs)
+            for field, mine, theirs in zip(JobRecord._fields, one, other, strict=True)
+            if field != "id" and mine != theirs
+        ]
     return pd.DataFrame(rows, columns=list(_COLUMNS))
 
 

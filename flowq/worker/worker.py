@@ -60,6 +60,8 @@ _log = logging.getLogger("flowq.worker")
 
 _UPKEEP_S: Final = 0.8
 """Longest pause between two searches for lapsed jobs, so that they start within lease + 1 s (rule X5)."""
+_BREATH_S: Final = 0.0001
+"""What threads get of the interpreter while they go through short jobs, so that more are settled at once."""
 _FIRST_WAIT_S, _LAST_WAIT_S = 0.05, 2.0
 _PARTITIONS_S: Final = 86_400.0
 _WEEKS_AHEAD: Final = 4
@@ -252,6 +254,8 @@ class Worker:
     async def _step(self) -> None:
         self._wake.clear()
         now = time.monotonic()
+        if self._execution.waiting():
+            time.sleep(_BREATH_S)
         self._outcomes += self._execution.take()
         if self._stop_asked:
             await (self._settle() if self._outcomes else self._rest(now, 0))

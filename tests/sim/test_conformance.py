@@ -10,7 +10,7 @@ import pytest
 
 from flowq import Queue
 from flowq.errors import SchemaMismatch
-from flowq.policy import CoDel, Coalesce, Debounce, Flow, RateLimit
+from flowq.policy import Coalesce, CoDel, Debounce, Flow, RateLimit
 from flowsim import ConformanceReport, Workload, conformance, exponential, validate
 from flowsim.experiment import plan
 from flowsim.validate import over_postgres
@@ -26,7 +26,9 @@ FLOWS = {
     "debounce": Flow(Debounce("500ms", "{k}", "2s")),
     "debounce and drop": Flow(Debounce("200ms", "{k}", "1s"), RateLimit("3/s", burst=1, on_excess="drop")),
     "coalesce": Flow(Coalesce(), RateLimit("8/s", burst=2)),
-    "all": Flow(Debounce("100ms", "{k}", "300ms"), RateLimit("15/s", burst=2), CoDel("50ms", "500ms", max_shed=3)),
+    "all": Flow(
+        Debounce("100ms", "{k}", "300ms"), RateLimit("15/s", burst=2), CoDel("50ms", "500ms", max_shed=3)
+    ),
 }
 
 
@@ -85,7 +87,9 @@ def differing(monkeypatch: pytest.MonkeyPatch) -> ConformanceReport:
     """A "PostgreSQL" that starts call 2's job a second late, by lying about its service time and the call before."""
     from contextlib import contextmanager
 
-    calls = Workload(np.array([0, 1_000_000, 1_500_000, 9_000_000]), keys=np.array(["a", "b", "c", "c"], dtype=object))
+    calls = Workload(
+        np.array([0, 1_000_000, 1_500_000, 9_000_000]), keys=np.array(["a", "b", "c", "c"], dtype=object)
+    )
 
     @contextmanager
     def elsewhere(_dsn: str | None) -> Any:

@@ -9,7 +9,7 @@ import pytest
 
 from flowq import Queue
 from flowq.errors import ConfigurationError
-from flowq.policy import CoDel, Coalesce, Debounce, Flow, RateLimit
+from flowq.policy import Coalesce, CoDel, Debounce, Flow, RateLimit
 from flowsim import Workload, compare, exponential, simulate
 
 CALLS = Workload.poisson("30/s", "1m", seed=2)
@@ -17,7 +17,11 @@ CALLS = Workload.poisson("30/s", "1m", seed=2)
 
 def test_a_change_of_policy_leaves_the_calls_and_their_service_times_as_they_were() -> None:
     both = compare(
-        {"wait": Flow(), "shed": Flow(CoDel("50ms", "500ms")), "drop": Flow(RateLimit("20/s", on_excess="drop"))},
+        {
+            "wait": Flow(),
+            "shed": Flow(CoDel("50ms", "500ms")),
+            "drop": Flow(RateLimit("20/s", on_excess="drop")),
+        },
         CALLS,
         service=exponential("35ms"),
         seed=5,
@@ -31,11 +35,16 @@ def test_a_change_of_policy_leaves_the_calls_and_their_service_times_as_they_wer
 def test_more_workers_leave_the_service_times_as_they_were() -> None:
     runs = [simulate(Flow(), CALLS, workers=n, service=exponential("35ms"), seed=5) for n in (1, 7)]
     assert runs[0].service_us.tolist() == runs[1].service_us.tolist()
-    assert simulate(Flow(), CALLS, service=exponential("35ms"), seed=6).service_us.tolist() != runs[0].service_us.tolist()
+    assert (
+        simulate(Flow(), CALLS, service=exponential("35ms"), seed=6).service_us.tolist()
+        != runs[0].service_us.tolist()
+    )
 
 
 def test_a_comparison_is_a_table_of_summaries_and_paired_differences() -> None:
-    both = compare({"one": Flow(), "two": Flow(RateLimit("25/s", burst=1))}, CALLS, workers=4, service="10ms", slo="1s")
+    both = compare(
+        {"one": Flow(), "two": Flow(RateLimit("25/s", burst=1))}, CALLS, workers=4, service="10ms", slo="1s"
+    )
     table = both.table()
     assert table.index.tolist() == ["one", "two"]
     assert table.loc["one"].to_dict() == both["one"].summary().to_dict()
@@ -48,7 +57,9 @@ def test_a_comparison_is_a_table_of_summaries_and_paired_differences() -> None:
 
 
 def test_a_comparison_marks_the_best_in_words() -> None:
-    html = compare({"a": Flow(), "<b>": Flow(RateLimit("25/s"))}, CALLS, workers=4, service="10ms", slo="1s")._repr_html_()
+    html = compare(
+        {"a": Flow(), "<b>": Flow(RateLimit("25/s"))}, CALLS, workers=4, service="10ms", slo="1s"
+    )._repr_html_()
     assert "(best)</strong>" in html
     assert "&lt;b&gt;" in html
     assert "met" in html
@@ -101,7 +112,9 @@ def test_what_cannot_be_simulated_is_refused(
 def test_tasks_of_two_queues_are_refused() -> None:
     queue = queue_of("a")
     queue.task(name="b", queue="mail")(lambda: None)
-    with pytest.raises(ConfigurationError, match="one queue is simulated at a time, these tasks wait in default, mail"):
+    with pytest.raises(
+        ConfigurationError, match="one queue is simulated at a time, these tasks wait in default, mail"
+    ):
         simulate(queue, {"a": CALLS, "b": CALLS}, service="1s")
 
 

@@ -146,7 +146,9 @@ def test_a_delaying_bucket_delays_as_known(case: Case, calls: int) -> None:
 def test_debounce_fires_when_and_for_which_calls_is_known(case: Case) -> None:
     inputs = case["inputs"]
     flow = Flow(Debounce(inputs["wait"], "{k}", inputs["max_wait"] or FOREVER))
-    events = Workload(np.array([round(at * 1e6) for at in inputs["events"]]), np.zeros(len(inputs["events"]), int))
+    events = Workload(
+        np.array([round(at * 1e6) for at in inputs["events"]]), np.zeros(len(inputs["events"]), int)
+    )
     result = simulate(flow, events, workers=99, service="1h")
     covered = result.calls.groupby("job")["call"].agg(list)
     assert list(map(list, zip(result.jobs["start_s"], covered, strict=True))) == case["expected"]["fires"]
@@ -177,10 +179,14 @@ def test_debounce_fires_as_often_and_as_late_as_known(case: Case, calls: int) ->
 
 @statistically("coalesce-inflight", 20_000)
 @pytest.mark.parametrize("service", [exponential, constant])
-def test_calls_coalesce_while_a_job_lives_whatever_the_law_of_its_life(case: Case, calls: int, service: Any) -> None:
+def test_calls_coalesce_while_a_job_lives_whatever_the_law_of_its_life(
+    case: Case, calls: int, service: Any
+) -> None:
     inputs, expected = case["inputs"], case["expected"]
     events = poisson(inputs["event_rate"], calls, keys=1)
-    result = simulate(Flow(Coalesce()), events, workers=UNLIMITED, service=service(inputs["mean_life"]), seed=SEED)
+    result = simulate(
+        Flow(Coalesce()), events, workers=UNLIMITED, service=service(inputs["mean_life"]), seed=SEED
+    )
     agrees(result.calls["outcome"] == "coalesced", expected["P_collapse"])
 
 
@@ -214,7 +220,9 @@ def test_unequal_keys_coalesce_as_known(case: Case, calls: int) -> None:
 
 @statistically("coalesce-pendingonly", 20_000)
 @pytest.mark.parametrize("law", ["exponential", "deterministic"])
-def test_a_debounce_of_a_microsecond_joins_only_what_has_not_started(case: Case, calls: int, law: str) -> None:
+def test_a_debounce_of_a_microsecond_joins_only_what_has_not_started(
+    case: Case, calls: int, law: str
+) -> None:
     inputs, expected = case["inputs"], case["expected"]
     flow = Flow(Debounce("0.001ms", "{k}", "0.001ms"))
     service = (exponential if law == "exponential" else constant)(inputs["service_mean"])
@@ -235,7 +243,14 @@ def test_a_debounce_of_a_microsecond_joins_only_what_has_not_started(case: Case,
     ],
 )
 def test_the_rfcs_law_lets_a_backlog_grow_to_the_square_of_what_comes_in_an_interval(
-    served: int, offered: int, interval: float, peak: int, settles_s: float, worst_s: float, late_s: float, drops: float
+    served: int,
+    offered: int,
+    interval: float,
+    peak: int,
+    settles_s: float,
+    worst_s: float,
+    late_s: float,
+    drops: float,
 ) -> None:
     """Deterministic arrivals and service: a scratch program of the same law gave these figures."""
     arrivals = Workload(np.rint(np.arange(40 * offered) * 1e6 / offered).astype(np.int64))

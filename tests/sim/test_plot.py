@@ -52,7 +52,9 @@ def test_axes_come_back_with_units_and_a_caption(draw, shedding: Result, both: C
 @EVERY
 def test_curves_of_a_comparison_differ_without_colour(draw, both: Comparison) -> None:  # type: ignore[no-untyped-def]
     ax = draw(both)
-    looks = [(line.get_linestyle(), line.get_marker()) for line in ax.get_lines() if line.get_label()[0] != "_"]
+    looks = [
+        (line.get_linestyle(), line.get_marker()) for line in ax.get_lines() if line.get_label()[0] != "_"
+    ]
     assert len(set(map(str, looks))) >= 2
     assert ax.get_legend() is not None
 

@@ -18,7 +18,9 @@ from flowq.policy import Debounce, Flow, Rate, RateLimit
 from flowsim import Result, Workload, simulate
 
 FOLDER = os.environ.get("FLOWSIM_DATA")
-pytestmark = pytest.mark.skipif(FOLDER is None, reason="FLOWSIM_DATA does not name the folder of the recordings")
+pytestmark = pytest.mark.skipif(
+    FOLDER is None, reason="FLOWSIM_DATA does not name the folder of the recordings"
+)
 
 UNLIMITED = 4
 """Workers that are never all busy for longer than an instant: every call takes no time."""

@@ -29,21 +29,31 @@ CALL_TYPES = {
 @pytest.fixture(scope="module")
 def shedding() -> Result:
     calls = Workload.bursts("60/s", "1m", on="5s", off="10s", seed=1)
-    return simulate(Flow(CoDel("50ms", "500ms")), calls, workers=2, service=exponential("50ms"), seed=2, slo="300ms")
+    return simulate(
+        Flow(CoDel("50ms", "500ms")), calls, workers=2, service=exponential("50ms"), seed=2, slo="300ms"
+    )
 
 
 def empty() -> Result:
     return simulate(Flow(), Workload(np.array([5_000_000])), service="1s", until="1s", slo="1s")
 
 
-@pytest.mark.parametrize("make", [lambda: empty(), lambda: simulate(Flow(), Workload.poisson(9, "9s"), service="1s")])
+@pytest.mark.parametrize(
+    "make", [lambda: empty(), lambda: simulate(Flow(), Workload.poisson(9, "9s"), service="1s")]
+)
 def test_the_schema_is_the_same_with_and_without_rows(make: Any) -> None:
     result = make()
     assert tuple(JOB_TYPES) == JOB_COLUMNS
     assert tuple(CALL_TYPES) == CALL_COLUMNS
     assert {name: str(kind) for name, kind in result.jobs.dtypes.items()} == JOB_TYPES
     assert {name: str(kind) for name, kind in result.calls.dtypes.items()} == CALL_TYPES
-    assert result.jobs["outcome"].cat.categories.tolist() == ["pending", "running", "succeeded", "failed", "shed"]
+    assert result.jobs["outcome"].cat.categories.tolist() == [
+        "pending",
+        "running",
+        "succeeded",
+        "failed",
+        "shed",
+    ]
     assert result.jobs["reason"].cat.categories.tolist() == ["rate_limit", "codel"]
     assert result.calls["outcome"].cat.categories.tolist() == ["accepted", "coalesced", "merged"]
 
@@ -75,7 +85,9 @@ def test_jobs_are_consistent_with_each_other(shedding: Result) -> None:
 def test_joined_calls_name_the_job_that_answers_them() -> None:
     calls = Workload.poisson("20/s", "1m", seed=1, keys=5)
     result = simulate(Flow(Debounce("1s", "{k}", "4s")), calls, workers=5, service="10ms")
-    table = result.calls.merge(result.jobs[["job", "key", "arrival_s", "start_s"]], on="job", suffixes=("", "_job"))
+    table = result.calls.merge(
+        result.jobs[["job", "key", "arrival_s", "start_s"]], on="job", suffixes=("", "_job")
+    )
     assert (table["key"] == table["key_job"]).all()
     assert (table["arrival_s"] >= table["arrival_s_job"]).all()
     assert (table["arrival_s"] < table["start_s"]).all()
@@ -152,7 +164,10 @@ class _Tags(HTMLParser):
 
 
 def test_the_card_is_closed_html_without_scripts_and_escaped(shedding: Result) -> None:
-    for result in (shedding, simulate(Flow(RateLimit("5/s")), Workload(np.array([0]), name="<script>x"), service="1s")):
+    for result in (
+        shedding,
+        simulate(Flow(RateLimit("5/s")), Workload(np.array([0]), name="<script>x"), service="1s"),
+    ):
         card = result._repr_html_()
         tags = _Tags()
         tags.feed(card)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowq import Queue
-from flowq.policy import CoDel, Coalesce, Debounce, Flow, RateLimit
+from flowq.policy import Coalesce, CoDel, Debounce, Flow, RateLimit
 from flowq.task import TaskSpec
 from flowsim import Workload, exponential, simulate
 from flowsim.experiment import plan
@@ -45,7 +45,9 @@ def starts(result: Any) -> list[float]:
     services=st.lists(st.sampled_from([0, 1, 2, 7, 30]), min_size=60, max_size=60),
     workers=st.integers(1, 4),
 )
-def test_without_policies_it_is_first_come_first_served(gaps: list[int], services: list[int], workers: int) -> None:
+def test_without_policies_it_is_first_come_first_served(
+    gaps: list[int], services: list[int], workers: int
+) -> None:
     arrivals_us = np.cumsum(gaps)
     service_us = np.array(services[: len(gaps)])
     result = simulate(Flow(), Workload(arrivals_us, service_us=service_us), workers=workers)
@@ -192,7 +194,9 @@ def test_books_balance_whatever_happens(data: st.DataObject) -> None:
         st.sampled_from([(), (RateLimit("2/s", burst=1),), (RateLimit("2/s", on_excess="drop"),)])
     )
     shed = data.draw(st.sampled_from([(), (CoDel("100ms", "1s"),), (CoDel("100ms", "1s", law="slough"),)]))
-    arrivals_us = np.cumsum(data.draw(st.lists(st.sampled_from([0, 1, 50_000, 300_000]), min_size=1, max_size=40)))
+    arrivals_us = np.cumsum(
+        data.draw(st.lists(st.sampled_from([0, 1, 50_000, 300_000]), min_size=1, max_size=40))
+    )
     calls = Workload(arrivals_us, keys=arrivals_us % 3)
     until = data.draw(st.sampled_from([None, "2s", "5s"]))
     result = simulate(Flow(*keyed, *limited, *shed), calls, workers=2, service="400ms", until=until)
@@ -203,9 +207,10 @@ def test_books_balance_whatever_happens(data: st.DataObject) -> None:
         assert books.pending == books.running == 0
         assert books.offered == len(arrivals_us)
     depth = result.depth()
-    assert depth["depth"].iloc[-1] == (result.jobs["outcome"] == "pending").sum() - (
-        result.jobs["eligible_s"] > result.duration_s
-    ).sum()
+    assert (
+        depth["depth"].iloc[-1]
+        == (result.jobs["outcome"] == "pending").sum() - (result.jobs["eligible_s"] > result.duration_s).sum()
+    )
     assert (depth["depth"] >= 0).all()
     assert depth["running"].between(0, 2).all()
 
@@ -247,7 +252,9 @@ def test_processes_with_other_hash_seeds_give_the_same_bytes() -> None:
     found = {fingerprint()}
     for hash_seed in ("1", "2"):
         env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
-        done = subprocess.run([sys.executable, "-c", program], env=env, check=True, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=env, check=True, capture_output=True, text=True
+        )
         found.add(done.stdout.strip())
     assert len(found) == 1
 
