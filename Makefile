@@ -77,7 +77,7 @@ else
 endif
 
 picture: $(STAMP) ## Draw the README's picture again
-	@$(BIN)/python -c 'from flowsim.demo import simulated; from flowsim.report import burst_figure; \
+	@$(BIN)/python -c 'from flowsim.scene import simulated; from flowsim.report import burst_figure; \
 		burst_figure(simulated().results).savefig("notebooks/burst.png", dpi=90)'
 
 bench: $(STAMP) ## Measure

@@ -36,6 +36,7 @@ __all__ = ["Attempt", "Execution"]
 
 _TURN_S: Final = 0.005
 """How long handlers that never wait may keep the event loop."""
+_BREATH_S: Final = 0.0001
 _CANCEL_S: Final = 2.0
 """How long cancelled handlers may take to tidy up."""
 _FRAMES: Final = 30
@@ -111,16 +112,18 @@ class Execution:
             self._call_thread()
 
     def take(self) -> list[Ended]:
-        """Return the outcomes since the last call; their slots are free."""
+        """Return the outcomes since the last call; their slots are free.
+
+        While functions wait for a thread, the threads are going through short ones: the interpreter is left to them
+        for a moment, so that more outcomes are settled at once.
+        """
+        if self._functions:
+            time.sleep(_BREATH_S)
         ended = []
         while self._ended:
             ended.append(self._ended.popleft())
         self.running -= len(ended)
         return ended
-
-    def waiting(self) -> bool:
-        """Whether jobs wait for a runner, which is short unless handlers never pause."""
-        return bool(self._functions or self._coroutines)
 
     async def close(self) -> None:
         """Cancel what still runs and take no outcome any more. A thread can't be cancelled: it ends unheard."""

@@ -18,7 +18,7 @@ from flowsim.result import Result, seconds_text
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from flowsim.demo import Demonstration
+    from flowsim.scene import Demonstration
 
 __all__ = ["burst_figure", "live_row", "simulated_row", "write_report"]
 

@@ -32,24 +32,22 @@ import threading
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
-
-import psycopg
+from typing import TYPE_CHECKING
 
 from flowq.errors import DatabaseUnreachable, FlowqError, StoreError
 from flowq.execution import Execution
 from flowq.postgres.connection import AsyncLink, Link
-from flowq.postgres.driver import PostgresStore, connect, translated
+from flowq.postgres.driver import PostgresStore
 from flowq.postgres.heartbeat import Heartbeat
 from flowq.postgres.listener import Listener
-from flowq.postgres.migrate import create_partitions
-from flowq.programs import Claimed, Ended, Failed, claim, maintain, settle
+from flowq.programs import Claimed, Ended, Failed, claim, settle
 from flowq.programs.commands import LockDeclared, Program, Register, Round, Sleep, Unregister
 from flowq.queue import AsyncQueue, Queue
 from flowq.task import Duration
 from flowq.units import checked_key, duration_us, flag, whole_number
 from flowq.worker.attention import NEVER, Attention, Look, Wait
 from flowq.worker.sources import Source, Sources
+from flowq.worker.upkeep import keep_up
 
 if TYPE_CHECKING:
     from flowq.postgres.server import Server
@@ -58,14 +56,7 @@ __all__ = ["Worker"]
 
 _log = logging.getLogger("flowq.worker")
 
-_UPKEEP_S: Final = 0.8
-"""Longest pause between two searches for lapsed jobs, so that they start within lease + 1 s (rule X5)."""
-_BREATH_S: Final = 0.0001
-"""What threads get of the interpreter while they go through short jobs, so that more are settled at once."""
 _FIRST_WAIT_S, _LAST_WAIT_S = 0.05, 2.0
-_PARTITIONS_S: Final = 86_400.0
-_WEEKS_AHEAD: Final = 4
-"""How often the archive's partitions are looked after, and how far ahead they are made."""
 
 
 class Worker:
@@ -204,7 +195,8 @@ class Worker:
             await self._link.run(lambda: _present(self.queues))
             await self._register()
             async with asyncio.TaskGroup() as beside:
-                tasks = [beside.create_task(self._maintain(upkeep, server))]
+                keeping = keep_up(upkeep, server.dsn, self._lease_us, self._heartbeat.sure, self._hint)
+                tasks = [beside.create_task(keeping)]
                 if self.queue.notify:
                     dsn = self._listen_dsn or os.environ.get("FLOWQ_LISTEN_URL") or server.dsn
                     tasks.append(beside.create_task(Listener(dsn, upkeep, self.queues, self._hint).run()))
@@ -254,8 +246,6 @@ class Worker:
     async def _step(self) -> None:
         self._wake.clear()
         now = time.monotonic()
-        if self._execution.waiting():
-            time.sleep(_BREATH_S)
         self._outcomes += self._execution.take()
         if self._stop_asked:
             await (self._settle() if self._outcomes else self._rest(now, 0))
@@ -445,32 +435,6 @@ class Worker:
             _log.warning("worker %s: not unregistered, its lease will lapse: %s", self.name, error)
         self.id = None
 
-    async def _maintain(self, link: AsyncLink, server: Server) -> None:
-        """Return the jobs of dead workers to their queues, again and again; not while it may be dead itself."""
-        pause_s = min(self._lease_us / 3e6, _UPKEEP_S)
-        partitions_at = time.monotonic() + random.uniform(0.0, _PARTITIONS_S)
-        while True:
-            await asyncio.sleep(pause_s * random.uniform(0.8, 1.0))
-            if not self._heartbeat.sure():
-                continue
-            try:
-                if time.monotonic() >= partitions_at:
-                    partitions_at = time.monotonic() + _PARTITIONS_S
-                    await asyncio.to_thread(_create_partitions, server.dsn)
-                while (done := await link.run(maintain)).returned or done.dead:
-                    _log.warning(
-                        "upkeep: %d jobs of lost workers returned, %d dead",
-                        len(done.returned),
-                        len(done.dead),
-                    )
-                    self._hint(None)
-                    if not done.more:
-                        break
-            except DatabaseUnreachable as error:
-                _log.debug("upkeep: %s", error)
-            except StoreError:
-                _log.exception("upkeep: the store refused")
-
 
 def _present(queues: tuple[str, ...]) -> Program[None]:
     """Create the queues that are missing, so that there is something to listen to."""
@@ -484,14 +448,6 @@ def _sleep(worker: int, until_us: int | None) -> Program[None]:
 
 def _unregister(worker: int) -> Program[None]:
     yield Round((Unregister(worker),), True)
-
-
-def _create_partitions(dsn: str) -> None:
-    try:
-        with connect(dsn) as conn:
-            create_partitions(conn, _WEEKS_AHEAD)
-    except psycopg.Error as error:
-        raise translated(error) from error
 
 
 async def _opened(queue: Queue | AsyncQueue) -> Server:

@@ -14,9 +14,10 @@ from flowq.policy import Coalesce, CoDel, Debounce, Flow, RateLimit
 from flowsim import Workload, compare, constant
 from flowsim.cli.commands import read_trace
 from flowsim.crew import Crew
-from flowsim.demo import busiest, demo, flows_for, trace_scene
+from flowsim.demo import demo
 from flowsim.realtime import in_real_time
 from flowsim.result import CALL_COLUMNS, JOB_COLUMNS
+from flowsim.scene import busiest, flows_for, trace_scene
 
 
 @pytest.mark.slow
