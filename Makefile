@@ -54,7 +54,7 @@ endif
 	fi
 
 test-slow: $(STAMP) ## The tests that take longer
-	$(RUN) pytest -m slow $(PYTEST_ARGS); code=$$?; [ $$code -eq 5 ] || exit $$code
+	$(RUN) pytest -n $(JOBS) --timeout 1800 -m slow $(PYTEST_ARGS); code=$$?; [ $$code -eq 5 ] || exit $$code
 
 lint: $(STAMP) ## Style, types and layers
 	$(RUN) ruff check

@@ -145,6 +145,14 @@ class Registry:
             specs.append(TaskSpec(spec.name, spec.queue, flow, spec.priority, spec.signature))
         return specs
 
+    def declarations(self) -> tuple[Declaration, ...]:
+        """Return every gate that is declared here, of tasks and of queues."""
+        of_tasks = [gate for spec, _ in self.tasks.values() for gate in spec.declarations()]
+        of_queues = [
+            Declaration(kind, queue, policy) for (kind, queue), policy in self.queue_policies.items()
+        ]
+        return (*of_tasks, *of_queues)
+
     def handler(self, name: str) -> Callable[..., Any]:
         """Return a declared task's function."""
         try:

@@ -62,6 +62,8 @@ __all__ = ["MemoryStore"]
 T = TypeVar("T")
 _FAR_US = 1 << 62
 _TRIM = 4_096
+_new = tuple.__new__
+"""Makes a named tuple without the call that its class costs; for replies that every job needs."""
 
 
 class _Job:
@@ -152,7 +154,7 @@ class _Gate:
         self.name = name
         self.declared_us = 0
         self.params: dict[str, Any] | None = None
-        self.state: list[Any] | None = None
+        self.state: Sequence[Any] | None = None
         self.wake_us = 0
         self.drops = False
 
@@ -195,7 +197,9 @@ class MemoryStore:
         self._unique: dict[bytes, _Job] = {}
         self._windows: dict[bytes, _Job] = {}
         self._workers: dict[int, _Worker] = {}
-        self._gated: dict[str, bool] = {}
+        self._gates_by_id: list[_Gate] = []
+        self._queue_gates: dict[str, list[_Gate]] = {}
+        """The gates that bear on each queue, until one is declared or a line is new."""
         self._markers: dict[int, str | None] = {}
         self._answers: dict[type, Callable[[Any], Any]] = {
             Insert: self._insert,
@@ -244,37 +248,36 @@ class MemoryStore:
             lines = self._queue_lines.setdefault(queue, [])
             lines.append(line)
             lines.sort(key=lambda line: (-line.priority, line.task))
-            self._gated.clear()
+            self._queue_gates.clear()
         return line
 
     def _insert(self, command: Insert) -> list[Inserted]:
+        now_us = self._now_us
         inserted = []
         for new in command.jobs:
+            (
+                queue, task, priority, payload, run_at_us, delay_us, cost, max_retries, metadata, _, unique_hash,
+                window_hash, first_seen_us, deadline_us, hits, exempt,
+            ) = new  # fmt: skip
             self._last_id = id = self._last_id + 1
-            eligible_us = self._now_us + new.delay_us if new.run_at_us is None else new.run_at_us
-            job = _Job(
-                id,
-                self._line(new.queue, new.task, new.priority),
-                self._now_us,
-                eligible_us,
-                new.payload,
-                new.cost,
-            )
-            job.max_retries = new.max_retries
-            job.metadata = new.metadata
-            job.exempt = new.exempt
-            if new.unique_hash is not None:
-                job.unique_hash = new.unique_hash
-                self._unique[new.unique_hash] = job
-            if new.window_hash is not None and new.first_seen_us is not None and new.deadline_us is not None:
-                job.window_hash = new.window_hash
-                job.first_seen_us = new.first_seen_us
-                job.deadline_us = new.deadline_us
-                job.hits = new.hits
-                self._windows[new.window_hash] = job
+            eligible_us = now_us + delay_us if run_at_us is None else run_at_us
+            line = self._lines.get((queue, task, priority)) or self._line(queue, task, priority)
+            job = _Job(id, line, now_us, eligible_us, payload, cost)
+            job.max_retries = max_retries
+            job.metadata = metadata
+            job.exempt = exempt
+            if unique_hash is not None:
+                job.unique_hash = unique_hash
+                self._unique[unique_hash] = job
+            if window_hash is not None and first_seen_us is not None and deadline_us is not None:
+                job.window_hash = window_hash
+                job.first_seen_us = first_seen_us
+                job.deadline_us = deadline_us
+                job.hits = hits
+                self._windows[window_hash] = job
             self._jobs[id] = job
-            job.line.add(job)
-            inserted.append(Inserted(id, eligible_us))
+            line.add(job)
+            inserted.append(_new(Inserted, (id, eligible_us)))
         return inserted
 
     def _lock_keys(self, command: LockKeys) -> HeldKeys:
@@ -302,22 +305,19 @@ class MemoryStore:
 
     # --- claim ---
 
-    def _is_gated(self, queue: str) -> bool:
-        gated = self._gated.get(queue)
-        if gated is None:
-            gated = self._gated[queue] = bool(self._queue_gates(queue))
-        return gated
-
-    def _queue_gates(self, queue: str) -> list[_Gate]:
-        names = [("queue_codel", queue), ("queue_rate", queue)]
-        names += [("task_rate", line.task) for line in self._queue_lines.get(queue, ())]
-        gates = [self._gates[name] for name in dict.fromkeys(names) if name in self._gates]
-        return [gate for gate in gates if gate.params is not None]
+    def _gates_of(self, queue: str) -> list[_Gate]:
+        gates = self._queue_gates.get(queue)
+        if gates is None:
+            names = [("queue_codel", queue), ("queue_rate", queue)]
+            names += [("task_rate", line.task) for line in self._queue_lines.get(queue, ())]
+            declared = [self._gates[name] for name in dict.fromkeys(names) if name in self._gates]
+            gates = self._queue_gates[queue] = [gate for gate in declared if gate.params is not None]
+        return gates
 
     def _take(self, command: Take) -> Taken:
         queue, n, worker = command
         now_us = self._now_us
-        if self._is_gated(queue):
+        if self._gates_of(queue):
             return Taken(now_us, True, [], None)
         lines = self._queue_lines.get(queue, ())
         started: list[Started] = []
@@ -333,46 +333,57 @@ class MemoryStore:
             if best is None:
                 break
             started.append(self._start_job(self._jobs[best.keys[best.head][1]], worker))
-        return Taken(now_us, False, started, self._next_due_us(lines))
-
-    def _next_due_us(self, lines: Sequence[_Line]) -> int | None:
-        instants = [due_us for line in lines if (due_us := line.next_due_us(self._now_us)) is not None]
-        return min(instants, default=None)
+        next_due_us = None
+        for line in lines:
+            due_us = line.next_due_us(now_us)
+            if due_us is not None and (next_due_us is None or due_us < next_due_us):
+                next_due_us = due_us
+        return Taken(now_us, False, started, next_due_us)
 
     def _open_queue(self, command: OpenQueue) -> Opened:
+        queue, page = command
         now_us = self._now_us
-        lines = self._queue_lines.get(command.queue, ())
-        due_lines = [line for line in lines if line.head < line.due_end(now_us)]
-        due_tasks = {line.task for line in due_lines}
+        due_lines: list[tuple[_Line, int]] = []
+        due_tasks: set[str] = set()
+        next_due_us: int | None = None
+        for line in self._queue_lines.get(queue, ()):
+            end = line.due_end(now_us)
+            if line.head < end:
+                due_lines.append((line, end))
+                due_tasks.add(line.task)
+            if end < len(line.keys) and (next_due_us is None or line.keys[end][0] < next_due_us):
+                next_due_us = line.keys[end][0]
         gates = []
         closed: set[str] = set()
-        for gate in self._queue_gates(command.queue):
-            if gate.params is None or (gate.kind == "task_rate" and gate.name not in due_tasks):
-                continue
-            locked = gate.kind != "task_rate" or gate.wake_us <= now_us or gate.drops
-            if not locked:
-                closed.add(gate.name)
-            gates.append(Gate(gate.id, gate.kind, gate.name, gate.params, gate.state, locked))
-        opened = []
-        for line in due_lines:
-            page = self._page(line, line.head, 1 if line.task in closed else command.page)
-            max_cost = max(line.costly.values(), default=1)
-            opened.append(Line(line.id, line.task, line.priority, page.due, page.complete, max_cost))
-        return Opened(now_us, gates, opened, self._next_due_us(lines))
+        for gate in self._gates_of(queue):
+            locked = True
+            if gate.kind == "task_rate":
+                if gate.name not in due_tasks:
+                    continue
+                locked = gate.wake_us <= now_us or gate.drops
+                if not locked:
+                    closed.add(gate.name)
+            gates.append(_new(Gate, (gate.id, gate.kind, gate.name, gate.params, gate.state, locked)))
+        lines = []
+        for line, end in due_lines:
+            due, complete = self._page(line, line.head, end, 1 if line.task in closed else page)
+            max_cost = max(line.costly.values()) if line.costly else 1
+            lines.append(_new(Line, (line.id, line.task, line.priority, due, complete, max_cost)))
+        return _new(Opened, (now_us, gates, lines, next_due_us))
 
-    def _page(self, line: _Line, begin: int, limit: int) -> Page:
-        end = line.due_end(self._now_us)
+    def _page(self, line: _Line, begin: int, end: int, limit: int) -> tuple[list[Due], bool]:
+        """Read at most ``limit`` of the jobs from ``begin`` to ``end``, and whether these are all."""
         jobs = self._jobs
         due = []
         for eligible_us, id in line.keys[begin : min(end, begin + limit)]:
             job = jobs[id]
-            due.append(Due(id, eligible_us, job.cost, job.token == 0, job.exempt))
-        return Page(due, begin + limit >= end)
+            due.append(_new(Due, (id, eligible_us, job.cost, job.token == 0, job.exempt)))
+        return due, begin + limit >= end
 
     def _read_line(self, command: ReadLine) -> Page:
         line = self._lines_by_id[command.line]
         begin = bisect_right(line.keys, (command.after_us, command.after_id), line.head)
-        return self._page(line, begin, command.limit)
+        return Page(*self._page(line, begin, line.due_end(self._now_us), command.limit))
 
     def _read_costly(self, command: ReadCostly) -> Page:
         after = (command.after_us, command.after_id)
@@ -394,14 +405,17 @@ class MemoryStore:
         if job.window_hash is not None:
             del self._windows[job.window_hash]
             job.window_hash = None
-        return Started(
-            job.id, job.line.task, job.payload, job.token, job.failures, job.crashes, job.max_retries,
-            job.eligible_us, job.line.priority,
+        line = job.line
+        started = (
+            job.id, line.task, job.payload, job.token, job.failures, job.crashes, job.max_retries, job.eligible_us,
+            line.priority,
         )  # fmt: skip
+        return _new(Started, started)
 
     def _start(self, command: Start) -> list[Started]:
+        ids, _, worker, _ = command
         jobs = self._jobs
-        return [self._start_job(jobs[id], command.worker) for id in command.ids]
+        return [self._start_job(jobs[id], worker) for id in ids]
 
     def _shed(self, command: Shed) -> None:
         for shed in command.sheds:
@@ -413,11 +427,10 @@ class MemoryStore:
             self._bury(job, shed.metadata)
 
     def _save_gates(self, command: SaveGates) -> None:
-        by_id = {gate.id: gate for gate in self._gates.values()}
-        for save in command.saves:
-            gate = by_id[save.id]
-            gate.state = save.state
-            gate.wake_us = save.wake_us
+        for id, state, wake_us in command.saves:
+            gate = self._gates_by_id[id]
+            gate.state = state
+            gate.wake_us = wake_us
 
     # --- settle and maintain ---
 
@@ -444,13 +457,14 @@ class MemoryStore:
 
     def _settle(self, command: Settle) -> set[int]:
         settled = set()
-        for id, token, result in command.succeeded:
+        succeeded, retries, deaths = command
+        for id, token, result in succeeded:
             job = self._held(id, token)
             if job is not None:
                 job.result = result
                 self._finish(job, next_state(job.state, JobEvent.SUCCEED), None)
                 settled.add(id)
-        for retried in command.retried:
+        for retried in retries:
             job = self._held(retried.id, retried.token)
             if job is not None:
                 self._count(job, retried.crashed)
@@ -459,7 +473,7 @@ class MemoryStore:
                 job.eligible_us = self._now_us + retried.delay_us
                 job.line.add(job)
                 settled.add(job.id)
-        for dead in command.dead:
+        for dead in deaths:
             job = self._held(dead.id, dead.token)
             if job is not None:
                 self._fail(job, dead)
@@ -524,13 +538,15 @@ class MemoryStore:
         for write in command.writes:
             gate = self._gates.get((write.kind, write.name))
             if gate is None:
-                gate = self._gates[write.kind, write.name] = _Gate(len(self._gates), write.kind, write.name)
+                gate = _Gate(len(self._gates_by_id), write.kind, write.name)
+                self._gates[write.kind, write.name] = gate
+                self._gates_by_id.append(gate)
             gate.declared_us = write.declared_us
             gate.params = write.params
             gate.state = write.state
             gate.wake_us = write.wake_us
             gate.drops = write.drops
-        self._gated.clear()
+        self._queue_gates.clear()
 
     def _take_dead(self, command: TakeDead) -> list[DeadLetter]:
         letters = []

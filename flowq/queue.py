@@ -17,7 +17,7 @@ from flowq.errors import ConfigurationError, FlowqError
 from flowq.handles import AsyncJob, DeadLetter, Job, Operation, dead_letters, record, records, redriven
 from flowq.policy import CoDel, Flow, RateLimit
 from flowq.policy.rate_limit import Rate
-from flowq.programs import Request, declare, enqueue
+from flowq.programs import Declaration, Request, declare, enqueue
 from flowq.programs.commands import JobRecord
 from flowq.task import Duration, TaskSpec
 from flowq.units import checked_key
@@ -102,6 +102,10 @@ class _Surface:
     def specs(self) -> list[TaskSpec]:
         """Return the declared tasks with the policies of their queues; ``flowsim.simulate`` takes the whole queue."""
         return self._registry.specs()
+
+    def declarations(self) -> tuple[Declaration, ...]:
+        """Return every gate that is declared here, of tasks and of queues."""
+        return self._registry.declarations()
 
     def handler(self, name: str) -> Callable[..., Any]:
         """Return the function of a declared task."""

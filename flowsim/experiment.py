@@ -397,13 +397,8 @@ def _source(source: Any) -> tuple[tuple[TaskSpec, ...], tuple[Declaration, ...],
 
 def _declared(source: Any, specs: Iterable[TaskSpec]) -> tuple[Declaration, ...]:
     """The gates of the tasks and of their queue."""
-    of_tasks = [each for spec in specs for each in spec.declarations()]
-    of_queue = [
-        Declaration(kind, name, policy) for (kind, name), policy in source._registry.queue_policies.items()
-    ]
     queue = next(iter(specs)).queue
-    gates = [*of_tasks, *(each for each in of_queue if each.name == queue)]
-    return tuple({(each.kind, each.name): each for each in gates}.values())
+    return tuple(each for each in source.declarations() if each.kind == "task_rate" or each.name == queue)
 
 
 def _by_task(specs: Sequence[TaskSpec], workload: Workload | Mapping[str, Workload]) -> list[Workload]:

@@ -31,6 +31,9 @@ from flowq.programs.settle import Ended, settlement
 
 __all__ = ["Claimed", "claim"]
 
+_new = tuple.__new__
+"""Makes a named tuple at half the price of its class; for what every claim needs."""
+
 _LEAST_PAGE, _MOST_PAGE = 8, 500
 
 
@@ -61,14 +64,14 @@ def claim(
     settled: frozenset[int] = frozenset()
     lead = (settlement(ended),) if ended else ()
     if not gated:
-        replies = yield Round((*lead, Take(queue, n, worker)), True)
+        replies = yield _new(Round, ((*lead, Take(queue, n, worker)), True))
         taken = replies[-1]
         if lead:
             settled, lead = frozenset(replies[0]), ()
         if not taken.gated:
             return Claimed(taken.now_us, taken.started, (), taken.next_due_us, False, False, settled)
 
-    replies = yield Round((*lead, OpenQueue(queue, page_of(n))), False)
+    replies = yield _new(Round, ((*lead, OpenQueue(queue, page_of(n))), False))
     if lead:
         settled = frozenset(replies[0])
     selection = Selection(replies[-1], n)
@@ -76,7 +79,7 @@ def claim(
         pages = yield Round(missing, False)
         selection.supply(pages)
     writes: tuple[Start | Shed | SaveGates, ...] = selection.writes(worker)
-    replies = yield Round(writes, True)
+    replies = yield _new(Round, (writes, True))
     started = replies[0] if selection.starts else []
     return Claimed(
         selection.now_us, started, selection.sheds, selection.come_back_us(), True, selection.more, settled

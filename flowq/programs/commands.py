@@ -174,7 +174,7 @@ class Gate(NamedTuple):
     """``task_rate``, ``queue_rate`` or ``queue_codel``."""
     name: str
     params: dict[str, Any]
-    state: list[Any] | None
+    state: Sequence[Any] | None
     """None: never used yet, so the policy's initial state."""
     locked: bool
 
@@ -281,7 +281,7 @@ class SaveGates(NamedTuple):
 
 class GateSave(NamedTuple):
     id: int
-    state: list[Any]
+    state: Sequence[Any]
     wake_us: int
 
 
@@ -380,7 +380,7 @@ class StoredGate(NamedTuple):
     declared_us: int
     params: dict[str, Any] | None
     """None: declared to be absent."""
-    state: list[Any] | None
+    state: Sequence[Any] | None
 
 
 class Declared(NamedTuple):
@@ -399,7 +399,7 @@ class GateWrite(NamedTuple):
     name: str
     declared_us: int
     params: dict[str, Any] | None
-    state: list[Any] | None
+    state: Sequence[Any] | None
     wake_us: int
     drops: bool
     """Its closed lanes must still be read, because their excess is shed."""

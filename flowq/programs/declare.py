@@ -81,7 +81,7 @@ def _judge(
         return GateWrite(
             kind, name, version_us, params, stored.state, now_us if params else 0, _drops(policy)
         )
-    state: list[Any] | None = None
+    state: Sequence[Any] | None = None
     wake_us = 0
     if isinstance(policy, RateLimit):
         bucket = policy.initial(now_us)

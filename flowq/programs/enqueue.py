@@ -24,6 +24,9 @@ from flowq.programs.commands import HeldKeys, Insert, Inserted, LockKeys, NewJob
 
 __all__ = ["Receipt", "Request", "enqueue", "key_hash"]
 
+_new = tuple.__new__
+"""Makes a named tuple at half the price of its class; for what every job needs."""
+
 
 class Request(NamedTuple):
     """One call, resolved: a job to insert, unless a job that holds its key takes the call.
@@ -76,15 +79,18 @@ class _Stored:
 
 def enqueue(requests: Sequence[Request]) -> Program[list[Receipt]]:
     """Enqueue calls in order, all or none; return one receipt a call."""
+    for job, debounce in requests:
+        if debounce is not None or job.unique_hash is not None:
+            break
+    else:
+        [inserted] = yield _new(Round, ((Insert([job for job, _ in requests]),), True))
+        accepted = Outcome.ACCEPTED
+        return [_new(Receipt, (id, accepted, run_at_us, 1, None)) for id, run_at_us in inserted]
+
     unique = {job.unique_hash for job, _ in requests if job.unique_hash is not None}
     windows = {
         job.window_hash for job, debounce in requests if debounce is not None and job.window_hash is not None
     }
-    if not unique and not windows:
-        [inserted] = yield Round((Insert([job for job, _ in requests]),), True)
-        accepted = Outcome.ACCEPTED
-        return [Receipt(id, accepted, run_at_us) for id, run_at_us in inserted]
-
     [held] = yield Round((LockKeys(tuple(sorted(unique)), tuple(sorted(windows))),), False)
     batch = _Batch(held)
     for request in requests:

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from flowq.policy.codel import CoDel
+from flowq.policy.codel import CoDel, CoDelState, Rfc8289, Slough
 from flowq.policy.rate_limit import Bucket, RateLimit
 from flowq.programs.commands import (
     Due,
@@ -53,22 +53,26 @@ _BEFORE_ALL = (-(1 << 62), 0)
 class _Bucket:
     """A rate gate within this claim."""
 
-    __slots__ = ("dirty", "gate", "limit", "state")
+    __slots__ = ("dirty", "drops", "id", "kind", "limit", "locked", "name", "state")
 
     def __init__(self, gate: Gate, now_us: int) -> None:
-        self.gate = gate
-        self.limit = _rate_limit(tuple(gate.params.items()))
-        self.state = (
-            self.limit.initial(now_us) if gate.state is None else self.limit.state_from_json(gate.state)
-        )
+        self.id, self.kind, self.name, params, state, self.locked = gate
+        self.limit = limit = _rate_limit(tuple(params.items()))
+        self.drops = limit.on_excess == "drop"
+        if type(state) is not Bucket:
+            state = limit.initial(now_us) if state is None else limit.state_from_json(state)
+        self.state: Bucket = state
         self.dirty = False
 
+    def bounded(self, cost: int) -> int:
+        """What a job takes: its cost, at most a full bucket."""
+        return min(cost, self.limit.max_cost)
+
     def subject(self) -> str:
-        return f"{'queue' if self.gate.kind == 'queue_rate' else 'task'} '{self.gate.name}'"
+        return f"{'queue' if self.kind == 'queue_rate' else 'task'} '{self.name}'"
 
     def save(self, now_us: int) -> GateSave:
-        wake_us = self.limit.opens_at_us(self.state, 1, now_us)
-        return GateSave(self.gate.id, self.limit.state_to_json(self.state), wake_us)
+        return GateSave(self.id, self.state, self.limit.opens_at_us(self.state, 1, now_us))
 
 
 class _Line:
@@ -79,27 +83,26 @@ class _Line:
     )  # fmt: skip
 
     def __init__(self, line: Line, lane: _Lane) -> None:
-        self.id = line.id
+        self.id, _, self.priority, self.rows, self.complete, self.max_cost = line
         self.lane = lane
-        self.priority = line.priority
-        self.rows = line.due
         self.head = 0
-        self.last = line.due[-1]
-        self.complete = line.complete
-        self.max_cost = line.max_cost
-        self.costly_over = line.max_cost
+        self.last = self.rows[-1]
+        self.costly_over = self.max_cost
         """What costs more than this, and is before ``costly_after``, is shed already."""
         self.costly_after: tuple[int, int] | None = None
-
-    def waiting(self) -> int:
-        return len(self.rows) - self.head
-
-    def exhausted(self) -> bool:
-        return self.head == len(self.rows)
 
     def hides(self) -> bool:
         """Nothing read is left, but there is more to read."""
         return self.head == len(self.rows) and not self.complete
+
+    def first_judged(self) -> Due | None:
+        """The oldest row that CoDel judges; None if all that wait are exempt."""
+        rows, index = self.rows, self.head
+        while index < len(rows):
+            if not rows[index].exempt:
+                return rows[index]
+            index += 1
+        return None
 
     def remove(self, row: Due) -> None:
         if self.rows[self.head] is row:
@@ -119,53 +122,64 @@ class _Line:
 class _Lane:
     """The lines of one task, first priority first: one set of gates."""
 
-    __slots__ = ("buckets", "drops", "judged", "lines", "open", "spent")
+    __slots__ = ("buckets", "cost", "drops", "first", "judged", "lines", "open", "spent")
 
     def __init__(self, buckets: list[_Bucket]) -> None:
         self.buckets = buckets
         self.lines: list[_Line] = []
-        self.drops = any(bucket.limit.on_excess == "drop" for bucket in buckets)
+        self.drops = False
+        for bucket in buckets:
+            if bucket.drops:
+                self.drops = True
         self.judged = False
-        self.open = False
-        self.spent: list[Bucket] = []
-        """The buckets' states once the lane's first job has started."""
-
-    def first_line(self) -> _Line | None:
+        """Whether the rest is as of now."""
+        self.first: _Line | None = None
         """The line that holds the lane's first job in dispatch order; None if nothing is due."""
-        for line in self.lines:
-            if not (line.exhausted() and line.complete):
-                return line
-        return None
+        self.cost = 1
+        """What that job costs; 1 if it isn't read."""
+        self.open = False
+        """Whether it passes every gate."""
+        self.spent: list[tuple[_Bucket, Bucket]] = []
+        """The buckets' states once it has started."""
 
-    def judge(self, cost: int, now_us: int) -> None:
-        """Whether a job of this cost passes every gate (R4).
+    def judge(self, now_us: int) -> None:
+        """Find the lane's first job, and whether it passes every gate (R4).
 
         A cost above the burst, as a limit lowered after the enqueue leaves behind, takes the whole bucket.
         """
         self.judged = True
         self.open = False
+        for line in self.lines:
+            if line.head < len(line.rows):
+                cost = line.rows[line.head].cost
+                break
+            if not line.complete:
+                cost = 1
+                break
+        else:
+            self.first = None
+            return
+        self.first = line
+        self.cost = cost
         spent = []
         for bucket in self.buckets:
-            if not bucket.gate.locked:
+            if not bucket.locked:
                 return
-            state, taken = bucket.limit.take(bucket.state, min(cost, bucket.limit.max_cost), now_us)
+            state, taken = bucket.limit.take(
+                bucket.state, cost if cost == 1 else bucket.bounded(cost), now_us
+            )
             if not taken:
                 return
-            spent.append(state)
+            spent.append((bucket, state))
         self.spent = spent
         self.open = True
-
-    def spend(self) -> None:
-        for bucket, state in zip(self.buckets, self.spent, strict=True):
-            bucket.state = state
-            bucket.dirty = True
 
     def tokens(self, now_us: int) -> int:
         """Whole tokens that every bucket has."""
         return min(bucket.limit.tokens(bucket.state, now_us) for bucket in self.buckets)
 
-    def opens_at_us(self, cost: int, now_us: int) -> int:
-        return max(b.limit.opens_at_us(b.state, min(cost, b.limit.max_cost), now_us) for b in self.buckets)
+    def opens_at_us(self, now_us: int) -> int:
+        return max(b.limit.opens_at_us(b.state, b.bounded(self.cost), now_us) for b in self.buckets)
 
 
 class Selection:
@@ -176,38 +190,49 @@ class Selection:
     """
 
     def __init__(self, opened: Opened, n: int) -> None:
-        self.now_us = opened.now_us
-        self.next_due_us = opened.next_due_us
+        self.now_us, gates, lines, self.next_due_us = opened
         self.slots = n
-        self.starts: list[Due] = []
+        self.starts: list[int] = []
+        self._starts_eligible_us: list[int] = []
         self.sheds: list[ShedJob] = []
         self.more = False
         self.codel: CoDel | None = None
         self.codel_gate = 0
         self.codel_state: Any = None
         self.codel_before: Any = None
-        self.buckets: list[_Bucket] = []
-        for gate in opened.gates:
-            if gate.kind == "queue_codel":
-                self.codel = _codel(tuple(gate.params.items()))
-                self.codel_gate = gate.id
-                state = self.codel.initial() if gate.state is None else self.codel.state_from_json(gate.state)
-                self.codel_state = self.codel_before = state
+        own: dict[str, _Bucket] = {}
+        shared: list[_Bucket] = []
+        for gate in gates:
+            id, kind, name, params, state, _ = gate
+            if kind == "queue_codel":
+                self.codel = _codel(tuple(params.items()))
+                self.codel_gate = id
+                self.codel_state = self.codel_before = _codel_state(self.codel, state)
+            elif kind == "queue_rate":
+                shared.append(_Bucket(gate, self.now_us))
             else:
-                self.buckets.append(_Bucket(gate, self.now_us))
-        # The task's bucket before the queue's: where both refuse, the reason names the task (D4).
-        self.buckets.sort(key=lambda bucket: bucket.gate.kind == "queue_rate")
-        self.shared = bool(self.buckets) and self.buckets[-1].gate.kind == "queue_rate"
+                own[name] = _Bucket(gate, self.now_us)
+        self.buckets = [*own.values(), *shared]
+        self.shared = bool(shared)
+        if len(lines) > 1:
+            lines = sorted(lines, key=lambda line: (-line.priority, line.task))
+        self.lanes: list[_Lane] = []
+        self.drop_lanes: list[_Lane] = []
+        self.partial = False
+        """Whether more jobs are due than were read."""
         lanes: dict[str, _Lane] = {}
-        for line in sorted(opened.lines, key=lambda line: (-line.priority, line.task)):
-            lane = lanes.get(line.task)
+        for read in lines:
+            _, task, _, _, complete, _ = read
+            lane = lanes.get(task)
             if lane is None:
-                lane = lanes[line.task] = _Lane(
-                    [b for b in self.buckets if b.gate.kind == "queue_rate" or b.gate.name == line.task]
-                )
-            lane.lines.append(_Line(line, lane))
-        self.lanes = list(lanes.values())
-        self.drop_lanes = [lane for lane in self.lanes if lane.drops]
+                # The task's bucket before the queue's: where both refuse, the reason names the task (D4).
+                lane = lanes[task] = _Lane([own[task], *shared] if task in own else shared)
+                self.lanes.append(lane)
+                if lane.drops:
+                    self.drop_lanes.append(lane)
+            lane.lines.append(_Line(read, lane))
+            if not complete:
+                self.partial = True
         self._asked: list[_Line] = []
         self._costly: _Line | None = None
         self._gone: set[int] = set()
@@ -217,32 +242,36 @@ class Selection:
 
     def advance(self) -> tuple[ReadLine | ReadCostly, ...]:
         """Judge on until done (returns no reads), or until rows are missing (returns the reads)."""
-        while True:
-            if self.more:
-                return ()
-            missing = self._shed_excess() or self._judge_lanes()
+        while not self.more:
+            missing = self._shed_excess() if self.drop_lanes else ()
             if missing:
                 return missing
             if self.more:
-                continue
-            open_lines = [
-                line for lane in self.lanes if lane.open for line in lane.lines if not line.exhausted()
-            ]
-            if not open_lines or self.slots == 0:
+                break
+            lines = self._open_lines()
+            if self.slots == 0:
                 self._disarm_if_idle()
-                return ()
-            line = open_lines[0] if len(open_lines) == 1 else min(open_lines, key=_dispatch_order)
+                break
+            unread = [line for line in lines if line.hides()] if self.partial else []
+            if unread:
+                return self._ask(unread)
+            waiting = [line for line in lines if line.head < len(line.rows)]
+            if not waiting:
+                self._disarm_if_idle()
+                break
+            line = waiting[0] if len(waiting) == 1 else min(waiting, key=_dispatch_order)
             first = line.rows[line.head]
             if self.codel is not None:
                 if first.exempt:
                     self.codel_state = self.codel.started(self.codel_state)
                 else:
-                    missing = self._missing_for_codel(open_lines, self.codel)
-                    if missing:
-                        return missing
-                    if self._codel_sheds(open_lines, self.codel):
+                    unread = self._unread_for_codel(waiting, self.codel) if self.partial else []
+                    if unread:
+                        return self._ask(unread)
+                    if self._codel_sheds(waiting, self.codel):
                         continue
             self._start(line, first)
+        return ()
 
     def supply(self, pages: Sequence[Page]) -> None:
         """Take the replies to the reads that :meth:`advance` asked for."""
@@ -304,41 +333,35 @@ class Selection:
 
     # --- 2: which lanes are open ---
 
-    def _judge_lanes(self) -> tuple[ReadLine | ReadCostly, ...]:
-        unread = []
+    def _open_lines(self) -> list[_Line]:
+        """Judge the lanes that changed; return the lines of those that are open."""
+        lines: list[_Line] = []
         for lane in self.lanes:
-            if lane.judged:
-                continue
-            line = lane.first_line()
-            if line is None:
-                lane.judged, lane.open = True, False
-                continue
-            lane.judge(1 if line.hides() else line.rows[line.head].cost, self.now_us)
-            if lane.open and self.slots > 0:
-                unread += [line for line in lane.lines if line.hides()]
-        return self._ask(unread) if unread else ()
+            if not lane.judged:
+                lane.judge(self.now_us)
+            if lane.open:
+                lines += lane.lines
+        return lines
 
     # --- 3: CoDel ---
 
-    def _missing_for_codel(self, open_lines: list[_Line], codel: CoDel) -> tuple[ReadLine, ...]:
-        """The reads without which the verdict, or its victim, is not known."""
-        unread = [line for line in open_lines if not line.complete]
-        if not unread:
-            return ()
-        if sum(line.waiting() for line in open_lines) > codel.exempt_backlog + 1:
-            unread = [line for line in unread if all(row.exempt for row in line.rows[line.head :])]
-        return self._ask(unread) if unread else ()
+    def _unread_for_codel(self, waiting: list[_Line], codel: CoDel) -> list[_Line]:
+        """The lines without whose further rows the verdict, or its victim, is not known."""
+        unread = [line for line in waiting if not line.complete]
+        if sum(len(line.rows) - line.head for line in waiting) > codel.exempt_backlog + 1:
+            unread = [line for line in unread if line.first_judged() is None]
+        return unread
 
-    def _codel_sheds(self, open_lines: list[_Line], codel: CoDel) -> bool:
+    def _codel_sheds(self, waiting: list[_Line], codel: CoDel) -> bool:
         """Ask the law once; shed and return True, or return False: the first in dispatch order starts."""
-        candidates = []
         left = -1
-        for line in open_lines:
-            left += line.waiting()
-            row = next((row for row in line.rows[line.head :] if not row.exempt), None)
-            if row is not None:
-                candidates.append((line, row))
-        sojourn_us = self.now_us - min(row.eligible_us for _, row in candidates)
+        oldest_us = self.now_us
+        for line in waiting:
+            left += len(line.rows) - line.head
+            row = line.first_judged()
+            if row is not None and row.eligible_us < oldest_us:
+                oldest_us = row.eligible_us
+        sojourn_us = self.now_us - oldest_us
         state, shed = codel.judge(self.codel_state, sojourn_us, left, self.now_us)
         if shed and len(self.sheds) >= SHED_LIMIT:
             self.more = True
@@ -346,10 +369,7 @@ class Selection:
         self.codel_state = state
         if not shed:
             return False
-        lowest = min(line.priority for line, _ in candidates)
-        line, victim = min(
-            (c for c in candidates if c[0].priority == lowest), key=lambda c: (c[1].eligible_us, c[1].id)
-        )
+        line, victim = _victim(waiting)
         error = f"codel: sojourn {duration_text(sojourn_us)} is above target {duration_text(codel.target_us)}"
         self.sheds.append(ShedJob(victim.id, victim.eligible_us, "codel", error, '{"codel": true}'))
         self._gone.add(victim.id)
@@ -357,16 +377,24 @@ class Selection:
         return True
 
     def _disarm_if_idle(self) -> None:
-        if self.codel is not None and all(lane.first_line() is None for lane in self.lanes):
-            self.codel_state = self.codel.disarm(self.codel_state)
+        if self.codel is None:
+            return
+        for lane in self.lanes:
+            if lane.first is not None:
+                return
+        self.codel_state = self.codel.disarm(self.codel_state)
 
     # --- 4: start ---
 
     def _start(self, line: _Line, row: Due) -> None:
-        line.lane.spend()
+        id, eligible_us, _, _, _ = row
+        for bucket, state in line.lane.spent:
+            bucket.state = state
+            bucket.dirty = True
         line.remove(row)
-        self.starts.append(row)
-        self._gone.add(row.id)
+        self.starts.append(id)
+        self._starts_eligible_us.append(eligible_us)
+        self._gone.add(id)
         self.slots -= 1
         if self.shared:
             for lane in self.lanes:
@@ -378,13 +406,13 @@ class Selection:
         """The commands that make the judgement true; none if it changed nothing."""
         commands: list[Start | Shed | SaveGates] = []
         if self.starts:
-            ids = tuple(row.id for row in self.starts)
-            commands.append(Start(ids, tuple(row.eligible_us for row in self.starts), worker, self.now_us))
+            started = (tuple(self.starts), tuple(self._starts_eligible_us), worker, self.now_us)
+            commands.append(Start(*started))
         if self.sheds:
             commands.append(Shed(tuple(self.sheds), self.now_us))
         saves = [bucket.save(self.now_us) for bucket in self.buckets if bucket.dirty]
         if self.codel is not None and self.codel_state != self.codel_before:
-            saves.append(GateSave(self.codel_gate, self.codel.state_to_json(self.codel_state), 0))
+            saves.append(GateSave(self.codel_gate, self.codel_state, 0))
         if saves:
             commands.append(SaveGates(tuple(saves)))
         return tuple(commands)
@@ -393,17 +421,25 @@ class Selection:
         """The next instant at which a claim can do more with no event between; None: only an event can."""
         if self.more:
             return self.now_us
-        instants = [] if self.next_due_us is None else [self.next_due_us]
+        come_back_us = self.next_due_us
         for lane in self.lanes:
-            line = lane.first_line()
-            if line is not None and lane.buckets and not lane.open:
-                cost = 1 if line.hides() else line.rows[line.head].cost
-                instants.append(lane.opens_at_us(cost, self.now_us))
-        return min(instants, default=None)
+            if lane.first is not None and not lane.open:
+                opens_us = lane.opens_at_us(self.now_us)
+                if come_back_us is None or opens_us < come_back_us:
+                    come_back_us = opens_us
+        return come_back_us
 
 
 def _is_excess(row: Due, tokens: int) -> bool:
     return row.first and not row.exempt and row.cost > tokens
+
+
+def _victim(lines: list[_Line]) -> tuple[_Line, Due]:
+    """The oldest job of the lowest priority that waits and isn't exempt."""
+    candidates = [(line, row) for line in lines if (row := line.first_judged()) is not None]
+    lowest = min(line.priority for line, _ in candidates)
+    oldest = (candidate for candidate in candidates if candidate[0].priority == lowest)
+    return min(oldest, key=lambda candidate: (candidate[1].eligible_us, candidate[1].id))
 
 
 def _dispatch_order(line: _Line) -> tuple[int, int, int]:
@@ -419,3 +455,9 @@ def _rate_limit(params: tuple[tuple[str, Any], ...]) -> RateLimit:
 @lru_cache(maxsize=4096)
 def _codel(params: tuple[tuple[str, Any], ...]) -> CoDel:
     return CoDel.from_json(dict(params))
+
+
+def _codel_state(codel: CoDel, stored: Sequence[Any] | None) -> CoDelState:
+    if type(stored) is Rfc8289 or type(stored) is Slough:
+        return stored
+    return codel.initial() if stored is None else codel.state_from_json(stored)

@@ -14,6 +14,8 @@ from typing import NamedTuple
 from flowq.policy.retry import Retry
 from flowq.programs.commands import DeadJob, Program, RetriedJob, Round, Settle, SucceededJob
 
+_new = tuple.__new__
+
 __all__ = ["Ended", "Failed", "Succeeded", "settle", "settlement"]
 
 
@@ -45,7 +47,7 @@ Ended = Succeeded | Failed
 
 def settle(ended: Sequence[Ended]) -> Program[frozenset[int]]:
     """Write outcomes; return the ids whose lease was still held."""
-    [settled] = yield Round((settlement(ended),), True)
+    [settled] = yield _new(Round, ((settlement(ended),), True))
     return frozenset(settled)
 
 
@@ -56,7 +58,7 @@ def settlement(ended: Sequence[Ended]) -> Settle:
     dead: list[DeadJob] = []
     for outcome in ended:
         if isinstance(outcome, Succeeded):
-            succeeded.append(SucceededJob(outcome.id, outcome.token, outcome.result))
+            succeeded.append(_new(SucceededJob, outcome))
             continue
         retry = outcome.retry
         delay_us = (
