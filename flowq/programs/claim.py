@@ -34,7 +34,7 @@ __all__ = ["Claimed", "claim"]
 _new = tuple.__new__
 """Makes a named tuple at half the price of its class; for what every claim needs."""
 
-_LEAST_PAGE, _MOST_PAGE = 8, 500
+_LEAST_PAGE, _MOST_PAGE = 8, 128
 
 
 class Claimed(NamedTuple):
