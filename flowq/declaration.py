@@ -109,13 +109,20 @@ class Registry:
             raise
         if own_flow.codel is not None:
             raise ConfigurationError("CoDel belongs to a queue, not to a task: use set_queue_codel")
-        own_name = function.__name__ if name is None else name
-        spec = TaskSpec(own_name, queue, own_flow, priority, inspect.signature(function))
+        own_name = getattr(function, "__name__", None) if name is None else name
+        if own_name is None:
+            raise ConfigurationError(f"task name must be given for what has no name of its own: {function!r}")
+        try:
+            signature = inspect.signature(function)
+        except ValueError:
+            raise ConfigurationError(
+                f"task must have a signature, as Python functions have: {function!r}; wrap it in a function"
+            ) from None
+        spec = TaskSpec(own_name, queue, own_flow, priority, signature)
         known = self.tasks.get(own_name)
         if known is not None and known.function is not function:
             raise ConfigurationError(
-                f"task name {own_name!r} is taken by {known.function.__module__}.{known.function.__qualname__}: "
-                "give one of them name=..."
+                f"task name {own_name!r} is taken by {known.function!r}: give one of them name=..."
             )
         self.tasks[own_name] = DeclaredTask(spec, function)
         self._declare(spec.declarations())

@@ -27,7 +27,7 @@ from flowq.job import FINAL, JobState, Outcome
 from flowq.programs import Receipt, redrive
 from flowq.programs.commands import DeadRecord, JobRecord, Program, ReadDead, ReadJobs, Round
 from flowq.task import Duration
-from flowq.units import duration_us, instant_datetime, whole_number
+from flowq.units import checked_key, duration_us, instant_datetime, whole_number
 
 __all__ = ["AsyncJob", "DeadLetter", "Job", "Operation", "dead_letters", "record", "records", "redriven"]
 
@@ -150,6 +150,7 @@ def _read(command: ReadJobs | ReadDead) -> Program[Any]:
 
 def record(id: int) -> Operation[JobRecord]:
     """Read one job."""
+    id = whole_number(id, "id", 1)
 
     def found(records: dict[int, JobRecord]) -> JobRecord:
         if id not in records:
@@ -163,7 +164,7 @@ def record(id: int) -> Operation[JobRecord]:
 
 def records(ids: Sequence[int]) -> Operation[dict[int, JobRecord]]:
     """Read jobs; those that exist."""
-    command = ReadJobs(tuple(ids))
+    command = ReadJobs(tuple(whole_number(id, "id", 1) for id in ids))
     return Operation(lambda: _read(command), dict)
 
 
@@ -171,6 +172,9 @@ def dead_letters(
     limit: int, before_id: int | None, task: str | None, reason: str | None
 ) -> Operation[list[DeadLetter]]:
     """Read a page of dead letters."""
+    for name, value in (("task", task), ("reason", reason)):
+        if value is not None:
+            checked_key(value, name)
     command = ReadDead(whole_number(limit, "limit", 1, 10_000), before_id, task, reason)
     return Operation(lambda: _read(command), lambda rows: [_dead_letter(row) for row in rows])
 

@@ -598,7 +598,7 @@ class MemoryStore:
                     job.reason,
                     self._markers[id],
                     job.payload,
-                    job.failures,
+                    job.failures if job.state is JobState.SHED else max(0, job.failures - 1),
                     job.started_us,
                     job.finished_us or 0,
                 )

@@ -30,10 +30,13 @@ def json_text(value: Any, name: str, limit_bytes: int = LIMIT_BYTES) -> str:
     '{"a":[1,null]}'
     """
     try:
+        nul = _check(value, name)
         text = _encode(value)
+    except PayloadError:
+        raise
     except (TypeError, ValueError, RecursionError) as error:
         raise PayloadError(f"{name} must be JSON: {error}; pass numbers, text, lists and dicts") from None
-    if "\\u0000" in text and "\x00" in _strings(value):
+    if nul:
         raise PayloadError(f"{name} must not contain NUL (\\x00), which PostgreSQL can't store: remove it")
     try:
         size = len(text.encode())
@@ -65,12 +68,20 @@ def clean_text(text: str, limit: int = 10_000) -> str:
     return cleaned if len(cleaned) <= limit else cleaned[: limit - 1] + "\u2026"
 
 
-def _strings(value: Any) -> str:
-    """All text inside a value, to tell a NUL from the six characters of its escape."""
+def _check(value: Any, name: str) -> bool:
+    """Refuse a key that JSON would turn into another; return whether there is a NUL in any text."""
     if isinstance(value, str):
-        return value
+        return "\x00" in value
     if isinstance(value, Mapping):
-        return " ".join(_strings(part) for pair in value.items() for part in pair)
+        nul = False
+        for key, part in value.items():
+            if not isinstance(key, str):
+                raise PayloadError(f"{name} must have text as keys, as JSON has: {key!r}; write {str(key)!r}")
+            nul |= "\x00" in key or _check(part, name)
+        return nul
     if isinstance(value, (list, tuple)):
-        return " ".join(_strings(part) for part in value)
-    return ""
+        nul = False
+        for part in value:
+            nul |= _check(part, name)
+        return nul
+    return False

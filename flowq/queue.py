@@ -85,6 +85,8 @@ class _Surface:
     """All that Queue and AsyncQueue do without waiting."""
 
     def __init__(self, dsn: str | None = None, *, namespace: str = "default", notify: bool = True) -> None:
+        if dsn is not None and not isinstance(dsn, str):
+            raise TypeError(f"dsn must be a PostgreSQL URL: {dsn!r}")
         self.dsn = dsn
         self.namespace = checked_key(namespace, "namespace")
         self.notify = notify
@@ -149,6 +151,10 @@ class _Surface:
             )
         if payload is not None and not isinstance(payload, Mapping):
             raise TypeError(f"payload must be a mapping of the call's keyword arguments: {payload!r}")
+        if args is not None and (isinstance(args, (str, bytes)) or not isinstance(args, Sequence)):
+            raise TypeError(f"args must be a list or tuple of the call's arguments: {args!r}")
+        if kwargs is not None and not isinstance(kwargs, Mapping):
+            raise TypeError(f"kwargs must be a mapping of the call's keyword arguments: {kwargs!r}")
         spec = self._registry.spec(name)
         call = self._registry.options(options)
         request = spec.request(args or (), kwargs if payload is None else payload, call, self.namespace)

@@ -18,7 +18,7 @@ from flowq.payload import arguments_text, json_text
 from flowq.policy import Debounce, Flow, KeyTemplate, argument_key
 from flowq.programs import Declaration, Request, key_hash
 from flowq.programs.commands import NewJob
-from flowq.units import checked_key, duration_us, instant_us, whole_number
+from flowq.units import checked_key, duration_us, flag, instant_us, whole_number
 
 __all__ = ["UNSET", "CallOptions", "TaskSpec"]
 
@@ -181,7 +181,7 @@ class TaskSpec:
         return Request(job)
 
     def _job(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions) -> NewJob:
-        cost = whole_number(options.cost, "cost", 1)
+        cost = whole_number(options.cost, "cost", 1, 2**31 - 1)
         if self.flow.rate_limit is not None:
             self.flow.rate_limit.check_cost(cost)
         if options.delay is not UNSET and options.run_at is not UNSET:
@@ -232,9 +232,10 @@ class TaskSpec:
         if options.unique_key is not UNSET:
             return checked_key(options.unique_key, "unique_key")
         declared = self.flow.coalesce
-        if options.idempotent is False:
+        idempotent = None if options.idempotent is UNSET else flag(options.idempotent, "idempotent")
+        if idempotent is False:
             return None
-        if options.idempotent is True or (declared is not None and declared.key is None):
+        if idempotent is True or (declared is not None and declared.key is None):
             return argument_key(self.name, self.signature, args, kwargs)
         if declared is not None and declared.key is not None:
             return checked_key(

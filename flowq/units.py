@@ -75,6 +75,8 @@ _LONGEST_NUMBER: Final = 64
 _LONGEST_BITS: Final = 1100  # a little more than any float takes
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _ONE_US: Final = timedelta(microseconds=1)
+_FIRST_US: Final = (datetime(1900, 1, 1, tzinfo=UTC) - _EPOCH) // _ONE_US
+_LAST_US: Final = (datetime(9000, 1, 1, tzinfo=UTC) - _EPOCH) // _ONE_US
 
 
 def shown(value: object) -> str:
@@ -250,7 +252,7 @@ def instant_us(value: Any, name: str) -> int:
     TypeError
         If it is not a `datetime`: a bare number does not say its unit.
     ConfigurationError
-        If it has no time zone.
+        If it has no time zone, or is not between 1900 and 9000.
 
     Examples
     --------
@@ -261,7 +263,10 @@ def instant_us(value: Any, name: str) -> int:
         raise TypeError(f"{name} must be a datetime with a time zone: {shown(value)}")
     if value.utcoffset() is None:
         raise ConfigurationError(f"{name} must have a time zone, as in datetime.now(UTC): {shown(value)}")
-    return (value - _EPOCH) // _ONE_US
+    us = (value - _EPOCH) // _ONE_US
+    if not _FIRST_US <= us < _LAST_US:
+        raise ConfigurationError(f"{name} must be between the years 1900 and 9000: {shown(value)}")
+    return us
 
 
 def instant_datetime(us: int) -> datetime:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,13 +21,44 @@ def test_twelve_lines_without_a_database(capsys: pytest.CaptureFixture[str]) -> 
     assert "shed late" in capsys.readouterr().out
 
 
-def test_the_same_flow_in_production(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FLOWQ_DATABASE_URL", database_url)
-    names: dict[str, object] = {}
-    exec(compile(PYTHON[1], "README.md", "exec"), names)
-    queue, record_sample = names["queue"], names["record_sample"]
-    assert repr(record_sample.spec.flow) == "Flow(RateLimit('10/s', on_excess='drop'))"  # type: ignore[attr-defined]
-    queue.close()  # type: ignore[attr-defined]
+def test_the_same_flow_in_production(database_url: str, tmp_path: Path) -> None:
+    """The two files of the README, with the worker that it starts."""
+    for name, text in zip(("app.py", "send.py"), PYTHON[1:3], strict=True):
+        assert text.startswith(f"# {name}\n")
+        (tmp_path / name).write_text(text)
+    environment = os.environ | {
+        "FLOWQ_DATABASE_URL": database_url,
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]),
+    }
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "flowq.cli", "worker", "app:queue"], cwd=tmp_path, env=environment
+    )
+    try:
+        sent = subprocess.run(
+            [sys.executable, "send.py"],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+    finally:
+        worker.terminate()
+        worker.wait(60)
+    assert "charged 1000" in sent.stdout
+
+
+def test_the_most_asked_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"{n * 0.08:.2f},{n % 7},0.2\n" for n in range(200))
+    Path("calls.csv").write_text(f"t_s,key,service_s\n{rows}")
+    exec(compile(PYTHON[3], "README.md", "exec"), {})
+    verdicts = capsys.readouterr().out.splitlines()
+    assert len(verdicts) == 6
+    assert all("SLO p99 sojourn <= 5s" in verdict for verdict in verdicts)
 
 
 @pytest.mark.parametrize(

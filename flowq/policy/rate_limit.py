@@ -142,7 +142,10 @@ class Rate:
         if match := _SHORT.fullmatch(text):
             per_us = _PERIODS_US.get(match[2])
         elif match := _LONG.fullmatch(text):
-            per_us = duration_us(match[2], name)
+            try:
+                per_us = duration_us(match[2], name)
+            except ConfigurationError:
+                per_us = None
         else:
             per_us = None
         if match is None or per_us is None:

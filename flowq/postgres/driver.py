@@ -475,4 +475,8 @@ def translated(error: psycopg.Error) -> StoreError:
         return SchemaMismatch(
             f"the schema flowq is missing or of another version: {line}; run 'flowq migrate'"
         )
+    if state == "23505":
+        return StoreError(
+            f"a key is held by a job that this transaction can't see: {line}; use READ COMMITTED, or try again"
+        )
     return StoreError(f"PostgreSQL refused: {line} ({state or type(error).__name__})")

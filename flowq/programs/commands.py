@@ -476,5 +476,6 @@ class DeadRecord(NamedTuple):
     """JSON text: the marker, exactly as stored."""
     payload: str
     retry_count: int
+    """Retries that failures were granted."""
     started_us: int | None
     finished_us: int
