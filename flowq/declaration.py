@@ -19,6 +19,9 @@ from flowq.units import flag
 __all__ = ["DeclaredTask", "Registry", "flow_of"]
 
 
+_NO_OPTIONS = CallOptions()
+
+
 class DeclaredTask(NamedTuple):
     """A task and the function that handles its jobs."""
 
@@ -172,6 +175,8 @@ class Registry:
 
     def options(self, options: Mapping[str, Any]) -> CallOptions:
         """Read the options of one call."""
+        if not options:
+            return _NO_OPTIONS
         unknown = [name for name in options if name not in CallOptions.__dataclass_fields__]
         if unknown:
             known = ", ".join(sorted(CallOptions.__dataclass_fields__))

@@ -211,7 +211,9 @@ class Execution:
                 args, kwargs = read_arguments(job.payload)
                 result = self._context.copy().run(handler.function, *args, **kwargs)
                 if inspect.isawaitable(result):
-                    result = asyncio.run_coroutine_threadsafe(_awaited(result), self._loop).result()
+                    result, error = asyncio.run_coroutine_threadsafe(_awaited(result), self._loop).result()
+                    if error is not None:
+                        raise error
                 outcome = _succeeded(job, result)
             except BaseException as error:
                 outcome = _failed(job, handler, error)
@@ -248,8 +250,12 @@ class Execution:
         return handler
 
 
-async def _awaited(awaitable: Any) -> Any:
-    return await awaitable
+async def _awaited(awaitable: Any) -> tuple[Any, BaseException | None]:
+    """What an awaitable comes to; an exit that it raises is its job's failure and must not end the loop."""
+    try:
+        return await awaitable, None
+    except BaseException as error:
+        return None, error
 
 
 def _succeeded(job: Started, result: Any) -> Ended:

@@ -81,10 +81,19 @@ class _Handle:
     def __init__(self, receipt: Receipt) -> None:
         self.id: int = receipt.id
         self.outcome: Outcome = receipt.outcome
-        self.run_at: datetime = instant_datetime(receipt.run_at_us)
         self.hits: int = receipt.hits
-        ends_us = receipt.window_ends_at_us
-        self.window_ends_at: datetime | None = None if ends_us is None else instant_datetime(ends_us)
+        self._run_at_us = receipt.run_at_us
+        self._ends_us = receipt.window_ends_at_us
+
+    @property
+    def run_at(self) -> datetime:
+        """When the job may start; of a debounced one, as of this call."""
+        return instant_datetime(self._run_at_us)
+
+    @property
+    def window_ends_at(self) -> datetime | None:
+        """The deadline of the debounce window as of this call; None: the call is not debounced."""
+        return None if self._ends_us is None else instant_datetime(self._ends_us)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {self.outcome}, runs at {self.run_at.isoformat()}>"

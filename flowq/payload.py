@@ -13,6 +13,7 @@ __all__ = ["LIMIT_BYTES", "arguments_text", "clean_text", "json_text", "read_arg
 LIMIT_BYTES = 1 << 20
 """The most that one payload, result or metadata may be (1 MiB)."""
 
+_ATOMS = frozenset({int, float, bool, type(None)})
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
@@ -70,18 +71,20 @@ def clean_text(text: str, limit: int = 10_000) -> str:
 
 def _check(value: Any, name: str) -> bool:
     """Refuse a key that JSON would turn into another; return whether there is a NUL in any text."""
-    if isinstance(value, str):
+    kind = type(value)
+    if kind in _ATOMS:
+        return False
+    if kind is str:
         return "\x00" in value
-    if isinstance(value, Mapping):
-        nul = False
+    nul = False
+    if isinstance(value, (list, tuple)):
+        for part in value:
+            nul |= _check(part, name)
+    elif isinstance(value, Mapping):
         for key, part in value.items():
             if not isinstance(key, str):
                 raise PayloadError(f"{name} must have text as keys, as JSON has: {key!r}; write {str(key)!r}")
             nul |= "\x00" in key or _check(part, name)
-        return nul
-    if isinstance(value, (list, tuple)):
-        nul = False
-        for part in value:
-            nul |= _check(part, name)
-        return nul
-    return False
+    elif isinstance(value, str):
+        nul = "\x00" in value
+    return nul

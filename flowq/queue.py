@@ -151,7 +151,9 @@ class _Surface:
             )
         if payload is not None and not isinstance(payload, Mapping):
             raise TypeError(f"payload must be a mapping of the call's keyword arguments: {payload!r}")
-        if args is not None and (isinstance(args, (str, bytes)) or not isinstance(args, Sequence)):
+        if not isinstance(args, (list, tuple, type(None))) and (
+            isinstance(args, str) or not isinstance(args, Sequence)
+        ):
             raise TypeError(f"args must be a list or tuple of the call's arguments: {args!r}")
         if kwargs is not None and not isinstance(kwargs, Mapping):
             raise TypeError(f"kwargs must be a mapping of the call's keyword arguments: {kwargs!r}")
@@ -534,6 +536,10 @@ class AsyncQueue(_Surface):
             backend.server.release()  # of an earlier asyncio.run, which took its connections with it
             backend = self._backend = None
             self._opening = asyncio.Lock()
+        if backend is not None and backend.loop is not asyncio.get_running_loop():
+            raise FlowqError(
+                "queue is open in another event loop that still runs: use one AsyncQueue for each loop"
+            )
         if backend is None:
             from flowq.postgres.connection import AsyncBackend
 

@@ -104,8 +104,11 @@ class TaskSpec:
     flow: Flow = field(default_factory=Flow)
     priority: int = 0
     signature: inspect.Signature | None = None
+    _arity: tuple[int, int] | None = field(init=False, repr=False, compare=False, default=None)
+    """How few and how many positional arguments make a whole call, where counting them is enough."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_arity", _arity(self.signature))
         checked_key(self.name, "task name")
         checked_key(self.queue, "queue")
         _checked_priority(self.priority)
@@ -160,7 +163,9 @@ class TaskSpec:
             Arguments that the task's signature does not take.
         """
         kwargs = kwargs or {}
-        if self.signature is not None:
+        arity = self._arity
+        counted = arity is not None and not kwargs and arity[0] <= len(args) <= arity[1]
+        if self.signature is not None and not counted:
             try:
                 self.signature.bind(*args, **kwargs)
             except TypeError as error:
@@ -259,3 +264,16 @@ class TaskSpec:
 
 def _checked_priority(priority: Any) -> int:
     return whole_number(priority, "priority", -(2**31), 2**31 - 1)
+
+
+def _arity(signature: inspect.Signature | None) -> tuple[int, int] | None:
+    """The bounds of positional arguments, None where some must be given by name."""
+    if signature is None:
+        return None
+    parameters = signature.parameters.values()
+    if any(each.kind is each.KEYWORD_ONLY and each.default is each.empty for each in parameters):
+        return None
+    positional = [
+        each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
+    return sum(each.default is each.empty for each in positional), len(positional)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import logging
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -18,6 +20,8 @@ from rich.table import Table
 from flowq.cli.supervisor import Supervisor
 from flowq.errors import ConfigurationError, FlowqError
 from flowq.queue import AsyncQueue, DeadLetter, Queue
+from flowq.units import duration_us
+from flowq.worker import Worker
 
 __all__ = ["app", "load", "run"]
 
@@ -32,6 +36,8 @@ app.add_typer(dead, name="dead")
 
 _out = Console(soft_wrap=False)
 _PAGE = 500
+_MARGIN_S = 5.0
+"""What a worker gets, beyond its grace, to cancel handlers, settle and say goodbye."""
 
 DatabaseUrl = Annotated[
     str | None,
@@ -63,6 +69,8 @@ def load(target: str) -> Queue | AsyncQueue:
     module_name, colon, attribute = target.partition(":")
     if not (module_name and colon and attribute):
         raise ConfigurationError(f"target must be module:attribute, as in app:queue: {target!r}")
+    if not all(part.isidentifier() for part in (*module_name.split("."), *attribute.split("."))):
+        raise ConfigurationError(f"target must name a module and its queue, as in app:queue: {target!r}")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -99,7 +107,6 @@ def worker(
 ) -> None:
     """Run the jobs of some queues until SIGTERM or SIGINT; a second signal stops at once."""
     from flowq.postgres.server import resolve_server
-    from flowq.worker import Worker
 
     logging.basicConfig(
         level=logging.DEBUG if verbose else logging.INFO,
@@ -109,16 +116,19 @@ def worker(
         logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
     queue = load(target)
     names = [name.strip() for name in queues.split(",") if name.strip()]
+    if not names:
+        raise ConfigurationError(f"queues must name at least one: {queues!r}")
+    grace_s = duration_us(grace, "grace", allow_zero=True) / 1e6
     one = Worker(queue, names, concurrency, lease, grace=grace, burst=burst)
     if supervised:
-        threading.Thread(target=_stop_with_parent, args=(one,), daemon=True).start()
-        one.run()
+        threading.Thread(target=_stop_with_parent, args=(one, grace_s), daemon=True).start()
+        _work(one, grace_s)
         return
     server = resolve_server(queue.dsn)
     try:
         print(f"flowq: {server.describe()}", flush=True)
         if processes == 1:
-            one.run()
+            _work(one, grace_s)
             return
         options = [
             f"--queues={queues}",
@@ -209,8 +219,37 @@ def _last_line(letter: DeadLetter) -> str:
     return letter.error.strip().rpartition("\n")[2]
 
 
-def _stop_with_parent(one: Any) -> None:
+def _work(one: Worker, grace_s: float) -> None:
+    """Work until SIGTERM or SIGINT, and end in time whatever the handlers do.
+
+    Handlers of signals that run in the event loop would not run while one blocks it, so these are the interpreter's.
+    """
+    asked = 0
+
+    def signalled(number: int, _: object) -> None:
+        nonlocal asked
+        asked += 1
+        logging.getLogger("flowq.worker").info(
+            "%s, stopping%s", signal.Signals(number).name, " at once" * (asked > 1)
+        )
+        one.stop(at_once=asked > 1)
+        _end_after(_MARGIN_S if asked > 1 else grace_s + _MARGIN_S, 128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signalled)
+    asyncio.run(one.run_async())
+
+
+def _end_after(seconds: float, code: int) -> None:
+    """End this process if it is still there by then: its leases lapse, and its jobs start elsewhere."""
+    timer = threading.Timer(seconds, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
+
+
+def _stop_with_parent(one: Worker, grace_s: float) -> None:
     """Stop when the supervisor's end of this pipe closes, however it ended."""
     while os.read(0, 1):  # not through sys.stdin, whose lock would be held at the end of the interpreter
         pass
     one.stop()
+    _end_after(grace_s + _MARGIN_S, 1)

@@ -41,7 +41,8 @@ class Source:
         from when the claim was asked for, so the next one comes at its instant or a little before.
         """
         self.gated = claimed.gated
-        self.ready = claimed.more or len(claimed.started) == n
+        # What was hinted while the reply was under way, the claim may not have seen.
+        self.ready = self.hinted or claimed.more or len(claimed.started) == n
         self.hinted = self.hinted or claimed.more
         come_back_us = claimed.come_back_us
         self.at_s = NEVER if come_back_us is None else asked_s + (come_back_us - claimed.now_us) / 1e6

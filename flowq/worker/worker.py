@@ -56,6 +56,9 @@ __all__ = ["Worker"]
 
 _log = logging.getLogger("flowq.worker")
 
+_SECOND_LOOK_S = 0.1
+"""After saying that it sleeps; the looks after that come at three times the distance, up to the poll."""
+
 _FIRST_WAIT_S, _LAST_WAIT_S = 0.05, 2.0
 
 
@@ -140,7 +143,14 @@ class Worker:
         opened = self.queue._backend is None
         try:
             server = await _opened(self.queue)
-            _log.info("worker %s: on %s", self.name, server.describe())
+            _log.info(
+                "worker %s: %d slots, queues %s, tasks %s, on %s",
+                self.name,
+                self.concurrency,
+                ", ".join(self.queues),
+                ", ".join(sorted(self.queue._registry.tasks)) or "none",
+                server.describe(),
+            )
             await self._serve(server)
         finally:
             self._loop = None
@@ -185,6 +195,7 @@ class Worker:
         self._outcomes: list[Ended] = []
         self._clock = (0, 0.0)
         self._audit_at = NEVER
+        self._look_s = self._poll_s
         self._poll_at = time.monotonic() + self._poll_s
         self._stop_at = NEVER
         self._link = AsyncLink(server.dsn, store)
@@ -280,7 +291,8 @@ class Worker:
             await self._adopt()
         if now >= self._poll_at:
             self._sources.hint()
-            self._poll_at = now + self._poll_s * random.uniform(0.9, 1.0)
+            self._poll_at = now + self._look_s * random.uniform(0.9, 1.0)
+            self._look_s = min(self._look_s * 3, self._poll_s)
         return True
 
     # --- claim and settle ---
@@ -325,6 +337,8 @@ class Worker:
                 _log.warning("job %d: the outcome of attempt %d came too late", outcome.id, outcome.token)
             elif isinstance(outcome, Failed):
                 self._sources.hint(queue)  # it may be pending again
+                why = outcome.error.strip().rpartition("\n")[2]
+                _log.warning("job %d: attempt %d failed: %s", outcome.id, outcome.token, why)
 
     async def _settle_apart(self) -> None:
         """Settle outcome by outcome, so that one that the store refuses keeps none of the others (rule X9)."""
@@ -379,6 +393,10 @@ class Worker:
             until_us = server_us + round((now - asked_s + for_s) * 1e6)
         await self._link.run(lambda: _sleep(worker, until_us))
         self._attention.said(now, for_s)
+        if for_s is not None:
+            # A slow enqueue that saw it awake may commit after the last look, and tells nobody: look again soon.
+            self._look_s = _SECOND_LOOK_S
+            self._poll_at = min(self._poll_at, now + self._look_s)
 
     async def _wait(self, seconds: float) -> bool:
         """Wait until nudged, at most so long; whether it was."""

@@ -96,8 +96,10 @@ class TestSources:
     def test_a_queue_is_ready_until_a_claim_finds_less_than_it_asked_for(self) -> None:
         sources = Sources(["a"], 0.0)
         [a] = sources.ready()
+        a.hinted = False
         a.claimed(claimed(5), 5, asked_s=10.0)
         assert sources.ready() == [a]
+        a.hinted = False
         a.claimed(claimed(4), 5, asked_s=10.0)
         assert sources.ready() == []
         assert sources.drained()
@@ -107,13 +109,16 @@ class TestSources:
     def test_more_to_shed_keeps_it_ready(self) -> None:
         sources = Sources(["a"], 0.0)
         [a] = sources.ready()
+        a.hinted = False
         a.claimed(claimed(0, more=True), 5, asked_s=10.0)
         assert sources.ready() == [a]
 
     def test_the_servers_instants_count_only_by_their_distance(self) -> None:
         sources = Sources(["a", "b"], 0.0)
         a, b = sources.ready()
+        a.hinted = False
         a.claimed(claimed(0, come_back_us=1_250_000), 1, asked_s=77.0)
+        b.hinted = False
         b.claimed(claimed(0), 1, asked_s=77.0)
         assert sources.next_s() == pytest.approx(77.25)
         assert not sources.drained()
@@ -126,6 +131,7 @@ class TestSources:
     def test_a_claim_of_none_can_do_no_more_until_something_happens(self) -> None:
         sources = Sources(["a"], 0.0)
         [a] = sources.ready()
+        a.hinted = False
         a.hinted = False
         a.claimed(claimed(0), 0, asked_s=1.0)
         assert (a.ready, a.hinted) == (True, False)
@@ -156,6 +162,7 @@ class TestSources:
             starts = []
             for source, share in sources.shares([busy, idle], free):
                 started = share if source is busy else 0
+                source.hinted = False
                 source.claimed(claimed(started), share, asked_s=0.0)
                 starts.append((source, started))
             sources.pay(starts)

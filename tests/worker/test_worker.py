@@ -138,7 +138,7 @@ class TestFailures:
         assert runs == [7, 7, 7]
         [letter] = queue.dead_letters()
         assert (letter.id, letter.task, letter.reason, letter.metadata) == (job.id, "fails", None, None)
-        assert (letter.args, letter.retry_count) == ([7], 3)
+        assert (letter.args, letter.retry_count) == ([7], 2)
         assert letter.error.startswith("Traceback (most recent call last):")
         assert letter.error.endswith("ValueError: no 7\ufffd ?\n")
         assert "execution.py" not in letter.error

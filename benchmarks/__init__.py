@@ -1,0 +1,1 @@
+"""Speeds of flowq and flowsim beside yardsticks on the same machine: ``python -m benchmarks``."""
