@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from flowq.policy import RateLimit
 from flowq.postgres.server import resolve_server
 from flowsim.experiment import Comparison
 from flowsim.realtime import in_real_time
@@ -41,7 +42,12 @@ _CONFORMANCE_CALLS = 1_000
 
 
 def demo(
-    trace: Workload | None = None, *, report: Path = Path("report.html"), dsn: str | None = None
+    trace: Workload | None = None,
+    *,
+    report: Path = Path("report.html"),
+    dsn: str | None = None,
+    limit: RateLimit | None = None,
+    workers: int | None = None,
 ) -> Demonstration:
     """Run the demonstration, print its tables, and write the report.
 
@@ -53,6 +59,10 @@ def demo(
         Where the HTML goes.
     dsn : str, optional
         A PostgreSQL URL; None: as `flowq.Queue` finds one.
+    limit : RateLimit, optional
+        That of the throttled policies; None: as the scene has it.
+    workers : int, optional
+        How many serve the simulated calls; None: as the scene has it.
     """
     console = Console()
     if console.width < _WIDTH:
@@ -60,10 +70,15 @@ def demo(
     server = resolve_server(dsn)
     try:
         console.print(server.describe(), highlight=False)
-        scene = burst_scene() if trace is None else trace_scene(trace)
+        scene = (burst_scene() if trace is None else trace_scene(trace)).with_(limit, workers)
         console.print(f"\n[bold]1. In the simulator[/bold]: {scene.workload!r}, {scene.serving}")
         compared = simulated(scene)
         console.print(simulated_table(compared))
+        console.print(
+            "sojourn: from the instant a job may start (a debounced one: its deadline) to its start"
+        )
+        for name, flow in scene.flows.items():
+            console.print(f"  {name}: {flow.describe()}", highlight=False)
 
         first = first_calls(scene.workload, _CONFORMANCE_CALLS)
         console.print(
@@ -81,6 +96,10 @@ def demo(
             f"\n[bold]3. In real time[/bold], real workers beside the model: {live.workload!r}, {live.serving}"
         )
         given: dict[str, Any] = {"workers": live.workers, "service": live.service, "seed": SEED}
+        if trace is not None:
+            console.print(
+                "(your calls at their busiest, stretched or squeezed to seconds; their own times would take too long)"
+            )
         predicted = simulated(live)
         measured = in_real_time(live.flows, live.workload, **given, dsn=dsn)
         console.print(live_table(predicted, measured))
@@ -95,7 +114,7 @@ def demo(
 
 def simulated_table(simulated: Comparison) -> Table:
     """Return the main table: what each policy did to the burst."""
-    table = _table("offered", "run", "merged", "shed", "p50", "p95", "p99", "worst depth", "drain")
+    table = _table("offered", "run", "merged", "shed", "p50 sojourn", "p95", "p99", "worst depth", "drain")
     for name, result in simulated.results.items():
         table.add_row(name, *simulated_row(result))
     return table

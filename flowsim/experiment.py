@@ -238,9 +238,20 @@ class Comparison:
 
     def __repr__(self) -> str:
         parts = (
-            f"{name}: p99 {seconds_text(result.quantile(0.99))}" for name, result in self.results.items()
+            f"{name!r}: p99 {seconds_text(result.quantile(0.99))}" for name, result in self.results.items()
         )
         return f"Comparison({', '.join(parts)})"
+
+    def __str__(self) -> str:
+        table = self.table()
+        shown = pd.DataFrame(
+            {"run": table["run"], "merged": table["coalesced"] + table["merged"], "shed": table["shed"]}
+        )
+        for q in ("p50", "p95", "p99"):
+            shown[f"{q} sojourn"] = [seconds_text(value) for value in table[f"sojourn_{q}_s"]]
+        shown["worst depth"] = table["depth_max"]
+        shown["drain"] = [seconds_text(value) for value in table["drain_s"]]
+        return shown.to_string()
 
     def _repr_html_(self) -> str:
         table = self.table()

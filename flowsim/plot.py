@@ -181,26 +181,31 @@ def shed_timeline(results: Results, ax: Axes | None = None) -> Axes:
     ax = _axes(ax)
     named = _named(results)
     series = []
-    for name, result in named:
+    # One look a policy, as in the other pictures; of a single result, one a reason.
+    for (name, result), look in zip(named, _looks(), strict=False):
         shed = result.jobs[result.jobs["outcome"] == "shed"]
-        for reason in shed["reason"].cat.categories:
+        for reason, own in zip(shed["reason"].cat.categories, _looks(), strict=False):
             instants_s = np.sort(shed.loc[shed["reason"] == reason, "end_s"].to_numpy())
             if len(instants_s):
-                series.append((reason if name is None else f"{name}, {reason}", instants_s))
+                label = reason if name is None else f"{name}, {reason}"
+                series.append((label, instants_s, own if name is None else look))
     end_s = max(result.duration_s for _, result in named)
     edges = np.linspace(0, end_s if end_s > 0 else 1.0, _RATE_BINS + 1)
     width_s = edges[1]
     top = 1.0
-    for (label, instants_s), style in zip(series, _looks(), strict=False):
+    for label, instants_s, style in series:
         rates = np.histogram(instants_s, edges)[0] / width_s
         top = max(top, float(rates.max()))
         steps = np.concatenate([rates, rates[-1:]])
         ax.step(edges, steps, where="post", label=f"{label}: {len(instants_s):,} shed", **style)
-    for row, ((_, instants_s), style) in enumerate(zip(series, _looks(), strict=False)):
+    ticks = [tick for tick in ax.get_yticks() if 0 <= tick <= top]
+    for row, (_, instants_s, style) in enumerate(series):
         level = -top * 0.05 * (row + 1)
         ax.plot(
             instants_s, np.full(len(instants_s), level), "|", color=style["color"], markersize=5, alpha=0.5
         )
+    if series:
+        ax.set_yticks(ticks)  # below 0 is the rug
     if not series:
         ax.text(0.5, 0.5, "nothing was shed", transform=ax.transAxes, ha="center", color=_GREY)
     ax.axhline(0, color=_GREY, linewidth=0.5)

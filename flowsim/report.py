@@ -49,9 +49,9 @@ def write_report(found: Demonstration, path: Path) -> None:
         "may start to its start; shed and merged calls have none. <em>Drain</em> is from the last call to the last end.</p>",
         _table(_SIMULATED_HEAD, ((name, *simulated_row(result)) for name, result in results.items())),
         _image(burst_figure(results), "Calls (grey) and starts (black) as they add up: the vertical gap is what waits, was merged or shed."),
-        _image(_sojourn_figure(results), "How many of all offered calls started within a time; a line that ends below 100 % lost the rest to merging or shedding."),
+        _image(_sojourn_figure(results), "Which share of the served jobs started within a time; the faint lines count the shed jobs too, and end below 1."),
         _image(_single(plot.depth, results), "Jobs that wait."),
-        _image(_single(plot.shed_timeline, {name: result for name, result in results.items() if result.books().shed}), "What was shed, and when."),
+        _image(_single(plot.shed_timeline, results), "What was shed, and when."),
         "<h2>2. Does production decide the same?</h2>",
         f"<p>The same calls at the same virtual instants through the simulator and through PostgreSQL, compared job by job: "
         f"<strong>{agreed} of {len(found.conformance)} policies without a differing decision</strong>.</p>",
@@ -63,7 +63,7 @@ def write_report(found: Demonstration, path: Path) -> None:
         "PostgreSQL, all at the same time, beside the model's prediction.</p>",
         _table(_LIVE_HEAD, ((name, *live_row(found.predicted[name], real)) for name, real in found.measured.items())),
         _image(_live_figure(found), "Sojourn of served jobs: model (dashed) and production (solid)."),
-        "<h2>The policies, to paste into production</h2>",
+        "<h2>The policies, to paste into production</h2><p>With <code>from flowq.policy import Coalesce, CoDel, Debounce, Flow, RateLimit</code>; <code>{key}</code> becomes the name of your task's parameter.</p>",
         _table(("policy", "what to write"), ((name, f"@queue.task(flow={flow!r})" if flow.codel is None else f"queue.set_queue_codel('default', {flow.codel!r})") for name, flow in scene.flows.items()), left=True),
         "<p class='note'>Arrivals are open-loop: calls come whatever became of those before. One seed; the notebooks show "
         "intervals over many.</p></body></html>",

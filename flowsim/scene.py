@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from flowq.errors import ConfigurationError
 from flowq.policy import Coalesce, CoDel, Debounce, Flow, Rate, RateLimit
 from flowq.units import duration_text
 from flowsim.experiment import Comparison, compare
@@ -32,6 +33,14 @@ class Scene(NamedTuple):
     workers: int
     service: Service | None
     """None: as recorded."""
+
+    def with_(self, limit: RateLimit | None, workers: int | None) -> Scene:
+        """Return the scene with another limit, or other workers, where they are given."""
+        flows = self.flows
+        if limit is not None:
+            dropping = RateLimit(limit.rate, limit.burst, on_excess="drop")
+            flows = flows | {"throttle": Flow(limit), "throttle, drop": Flow(dropping)}
+        return self._replace(flows=flows, workers=self.workers if workers is None else workers)
 
     @property
     def serving(self) -> str:
@@ -88,6 +97,8 @@ def trace_scene(workload: Workload) -> Scene:
     The limit is 1.25 times the mean rate with a burst of 10; the quiet time is ten mean gaps, at least a second; the
     target is five mean service times; workers carry the mean load at 70 %.
     """
+    if len(workload) < 2 or workload.span_s == 0:
+        raise ConfigurationError(f"trace must have at least two calls at different times: {workload!r}")
     rate = workload.mean_rate * 1.25
     limit = RateLimit(f"{rate:.3f}/s" if rate >= 1 else Rate(1, f"{1 / rate:.3f}s"), burst=10)
     if workload.service_us is None:

@@ -348,7 +348,13 @@ class Workload:
         >>> Workload.from_csv("calls.csv.gz", key="user")  # doctest: +SKIP
         Workload('calls', 12886 calls in 8.64e+05 s, 0.0149/s, 2204 keys)
         """
-        refuse_missing(pd.read_csv(path, nrows=0), time, key, service, table=str(path))
+        try:
+            head = pd.read_csv(path, nrows=0)
+        except pd.errors.EmptyDataError:
+            raise ConfigurationError(
+                f"{path} must have a header and at least one call: it is empty"
+            ) from None
+        refuse_missing(head, time, key, service, table=str(path))
         columns = {column for column in (time, key, service) if column is not None}
         frame = pd.read_csv(path, usecols=lambda column: column in columns)
         return cls.from_frame(frame, time=time, key=key, service=service, name=name or _stem(path))
