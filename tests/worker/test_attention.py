@@ -22,7 +22,7 @@ from flowq.worker.attention import (
     Say,
     Wait,
 )
-from flowq.worker.sources import Sources
+from flowq.worker.sources import Source, Sources
 
 
 class TestAttention:
@@ -112,6 +112,13 @@ class TestSources:
         a.hinted = False
         a.claimed(claimed(0, more=True), 5, asked_s=10.0)
         assert sources.ready() == [a]
+
+    def test_a_hint_that_comes_while_a_claim_is_under_way_is_not_forgotten(self) -> None:
+        a = Source("a")
+        a.hinted = False  # as the claim is sent
+        a.hint()
+        a.claimed(claimed(0), 5, asked_s=10.0)
+        assert a.ready
 
     def test_the_servers_instants_count_only_by_their_distance(self) -> None:
         sources = Sources(["a", "b"], 0.0)

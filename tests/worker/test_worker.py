@@ -125,6 +125,27 @@ class TestResults:
 
 
 class TestFailures:
+    @pytest.mark.parametrize("leave", [SystemExit, KeyboardInterrupt])
+    def test_an_exit_in_what_a_function_returns_fails_its_job_alone(
+        self, queue: Queue, leave: type[BaseException]
+    ) -> None:
+        async def later() -> None:
+            raise leave("out")
+
+        @queue.task(max_retries=0)
+        def leaves() -> Any:
+            return later()
+
+        @queue.task
+        def stays() -> str:
+            return "here"
+
+        gone, here = leaves.delay(), stays.delay()
+        drain(queue)
+        assert here.result(timeout="5s") == "here"
+        with pytest.raises(JobFailed, match="out"):
+            gone.result(timeout="5s")
+
     def test_a_failing_handler_is_retried_and_then_dead_lettered(self, queue: Queue) -> None:
         runs = []
 
