@@ -1,4 +1,4 @@
-"""Rate limit: one token bucket, by tables of instants and by its law (rules R1 to R8, T6)."""
+"""Rate limit: one token bucket, by tables of instants and by its law (rules R1 to R7, T6)."""
 
 from __future__ import annotations
 
