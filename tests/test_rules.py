@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rules import TABLE, cited, table, citations
+from rules import TABLE, citations, cited, table
 
 UNBUILT = {
     *("R8", "A1", "A2", "A3", "A6"),
