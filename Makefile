@@ -29,7 +29,7 @@ NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout 120 --timeout 180 \
 	$(if $(wildcard notebooks/sanitize.cfg),--nbval-sanitize-with notebooks/sanitize.cfg)
 
-.PHONY: picture help demo test test-slow lint format notebooks bench lab lock venv clean
+.PHONY: picture help demo test test-slow soak lint format notebooks bench lab lock venv clean
 
 help: ## Say what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -55,6 +55,9 @@ endif
 
 test-slow: $(STAMP) ## The tests that take longer
 	$(RUN) pytest -n $(JOBS) --timeout 1800 -m slow $(PYTEST_ARGS); code=$$?; [ $$code -eq 5 ] || exit $$code
+
+soak: $(STAMP) ## 200,000 jobs under random kills; prints the balance
+	$(RUN) tests.soak $(SOAK_ARGS)
 
 lint: $(STAMP) ## Style, types and layers
 	$(RUN) ruff check
