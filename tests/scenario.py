@@ -14,8 +14,20 @@ from typing import Any
 from hypothesis import strategies as st
 
 from flowq.policy import Coalesce, CoDel, Debounce, Flow, RateLimit, Retry
-from flowq.programs import Claimed, Declaration, Failed, Request, Succeeded, claim, declare, enqueue, settle
-from flowq.programs.commands import Program, ReadJobs, Round
+from flowq.programs import (
+    Claimed,
+    Declaration,
+    Failed,
+    Request,
+    Succeeded,
+    claim,
+    declare,
+    enqueue,
+    maintain,
+    redrive,
+    settle,
+)
+from flowq.programs.commands import Program, ReadDead, ReadJobs, Round
 from flowq.task import TaskSpec
 
 Drive = Callable[[Callable[[], Program[Any]], int], Any]
@@ -50,12 +62,27 @@ class Finish:
 
 
 @dataclass(frozen=True)
+class Crash:
+    """The worker dies with all that it runs, and upkeep finds out (rule X5)."""
+
+
+@dataclass(frozen=True)
+class RetryDead:
+    """Up to ``n`` dead letters, the newest first, are retried by hand (rule D5)."""
+
+    n: int
+
+
+Step = Enqueue | ClaimUpTo | Finish | Crash | RetryDead
+
+
+@dataclass(frozen=True)
 class Scenario:
     flows: tuple[Flow, ...]
     queue_limit: RateLimit | None
     codel: CoDel | None
-    steps: tuple[tuple[int, Enqueue | ClaimUpTo | Finish], ...]
-    """(microseconds since the step before, what happens)."""
+    steps: tuple[tuple[int, Step], ...]
+    """(microseconds since the step before, negative where the clock steps back; what happens)."""
 
     def specs(self) -> list[TaskSpec]:
         return [TaskSpec(f"task{index}", flow=flow) for index, flow in enumerate(self.flows)]
@@ -64,6 +91,11 @@ class Scenario:
 def read_jobs(ids: tuple[int, ...]) -> Program[Any]:
     [records] = yield Round((ReadJobs(ids),), True)
     return records
+
+
+def read_dead(n: int) -> Program[Any]:
+    [letters] = yield Round((ReadDead(n),), True)
+    return letters
 
 
 @dataclass
@@ -91,7 +123,7 @@ class Play:
         lines = [spec.line for spec in specs]
         self.drive(lambda: declare(gates, lines=lines), self.now_us)
         for wait_us, step in scenario.steps:
-            self.now_us += wait_us
+            self.now_us = max(0, self.now_us + wait_us)
             match step:
                 case Enqueue(calls):
                     self.enqueue(specs, calls)
@@ -99,6 +131,10 @@ class Play:
                     self.claim(n)
                 case Finish(success, late):
                     self.finish(specs, success, late)
+                case Crash():
+                    self.crash()
+                case RetryDead(n):
+                    self.retry_dead(n)
         ids = tuple(self.names)
         records = self.drive(lambda: read_jobs(ids), self.now_us)
         self.log.append(
@@ -158,6 +194,18 @@ class Play:
         settled = self.drive(lambda: settle([ended]), self.now_us)
         self.log.append(sorted(self.name(id) for id in settled))
 
+    def crash(self) -> None:
+        self.running.clear()
+        done = self.drive(lambda: maintain(crash_limit=2), self.now_us)
+        returned, dead = (sorted(map(self.name, ids)) for ids in (done.returned, done.dead))
+        self.log.append([returned, dead, done.more])
+
+    def retry_dead(self, n: int) -> None:
+        letters = self.drive(lambda: read_dead(n), self.now_us)
+        self.log.append([letter._replace(id=self.name(letter.id)) for letter in letters])
+        again = self.drive(lambda: redrive([letter.id for letter in letters]), self.now_us)
+        self.log.append([(self.name(old), self.name(new)) for old, new in sorted(again.items())])
+
 
 # --- strategies ----------------------------------------------------------------------------------------------------
 
@@ -215,8 +263,15 @@ _steps = st.one_of(
 )
 
 
+_losses = st.one_of(_steps, _steps, _steps, st.just(Crash()), st.builds(RetryDead, st.integers(1, 3)))
+_back = st.sampled_from([-1, -100 * MS, -2_000 * MS])
+
+
 @st.composite
-def scenarios(draw: Any, max_steps: int = 30) -> Scenario:
+def scenarios(draw: Any, max_steps: int = 30, losses: bool = False) -> Scenario:
+    """Scenarios; with ``losses``, of workers that die, retries by hand and clocks that step back, too."""
+    waits = st.one_of(_waits, _waits, _waits, _back) if losses else _waits
+    steps = _losses if losses else _steps
     return Scenario(
         flows=tuple(draw(st.lists(flows(), min_size=1, max_size=3))),
         queue_limit=draw(
@@ -225,5 +280,5 @@ def scenarios(draw: Any, max_steps: int = 30) -> Scenario:
             | st.builds(RateLimit, st.sampled_from(["2/s", "20/s"]), burst=st.sampled_from([3, 5]))
         ),
         codel=draw(st.none() | _codels | _codels),
-        steps=tuple(draw(st.lists(st.tuples(_waits, _steps), min_size=max_steps // 3, max_size=max_steps))),
+        steps=tuple(draw(st.lists(st.tuples(waits, steps), min_size=max_steps // 3, max_size=max_steps))),
     )

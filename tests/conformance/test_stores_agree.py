@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 
 import psycopg
@@ -11,6 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from flowq.memory import MemoryStore
 from flowq.postgres.driver import PostgresStore
 from scenario import Play, Scenario, scenarios
+
+SCENARIOS = int(os.environ.get("FLOWQ_SCENARIOS", "2000"))
+"""Of the slow test; the long run draws 50,000."""
 
 
 def in_memory(scenario: Scenario) -> list[object]:
@@ -31,16 +35,17 @@ def agree(connection: psycopg.Connection, scenario: Scenario) -> None:
         assert postgres == memory, f"entry {index} of the log"
 
 
-@given(scenario=scenarios())
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(scenario=scenarios(losses=True))
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_memory_and_postgres_decide_alike(scenario: Scenario, connection: psycopg.Connection) -> None:
     agree(connection, scenario)
 
 
 @pytest.mark.slow
-@given(scenario=scenarios(max_steps=60))
-@settings(max_examples=1_000, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_memory_and_postgres_decide_alike_in_a_thousand_scenarios(
+@pytest.mark.timeout(0)
+@given(scenario=scenarios(max_steps=60, losses=True))
+@settings(max_examples=SCENARIOS, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_memory_and_postgres_decide_alike_in_many_scenarios(
     scenario: Scenario, connection: psycopg.Connection
 ) -> None:
     agree(connection, scenario)
