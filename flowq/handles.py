@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from flowq.errors import (
+    ConfigurationError,
     JobCancelled,
     JobExpired,
     JobFailed,
@@ -24,12 +25,23 @@ from flowq.errors import (
     UnknownJob,
 )
 from flowq.job import FINAL, JobState, Outcome
-from flowq.programs import Receipt, redrive
+from flowq.programs import DeadFilter, Receipt, purge, purge_matching, redrive, redrive_matching
 from flowq.programs.commands import DeadRecord, JobRecord, Program, ReadDead, ReadJobs, Round
 from flowq.task import Duration
-from flowq.units import checked_key, duration_us, instant_datetime, whole_number
+from flowq.units import checked_key, duration_us, instant_datetime, instant_us, whole_number
 
-__all__ = ["AsyncJob", "DeadLetter", "Job", "Operation", "dead_letters", "record", "records", "redriven"]
+__all__ = [
+    "AsyncJob",
+    "DeadLetter",
+    "Job",
+    "Operation",
+    "dead_filter",
+    "dead_letters",
+    "purged",
+    "record",
+    "records",
+    "redriven",
+]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -229,6 +241,39 @@ def _pauses(id: int, timeout: Duration | None) -> Iterator[float]:
         pause_s = min(pause_s * 1.5, _POLL_LAST_S)
 
 
-def redriven(ids: Sequence[int]) -> Operation[dict[int, int]]:
-    """Enqueue dead letters again."""
-    return Operation(lambda: redrive(ids), dict)
+def redriven(ids: Sequence[int] | None, which: DeadFilter) -> Operation[dict[int, int]]:
+    """Enqueue dead letters again, by id or by filter."""
+    chosen = _chosen(ids, which, "retry_dead")
+    return Operation(lambda: redrive_matching(which) if chosen is None else redrive(chosen), dict)
+
+
+def purged(ids: Sequence[int] | None, which: DeadFilter) -> Operation[int]:
+    """Remove dead letters, by id or by filter."""
+    chosen = _chosen(ids, which, "purge_dead")
+    return Operation(lambda: purge_matching(which) if chosen is None else purge(chosen), int)
+
+
+def dead_filter(
+    task: str | None, reason: str | None, before: datetime | None, limit: int | None
+) -> DeadFilter:
+    """Check the parts of a filter."""
+    for name, value in (("task", task), ("reason", reason)):
+        if value is not None:
+            checked_key(value, name)
+    return DeadFilter(
+        task,
+        reason,
+        None if before is None else instant_us(before, "before"),
+        None if limit is None else whole_number(limit, "limit", 1),
+    )
+
+
+def _chosen(ids: Sequence[int] | None, which: DeadFilter, name: str) -> list[int] | None:
+    """The ids, checked; None where the filter chooses."""
+    if ids is None:
+        return None
+    if which != DeadFilter():
+        raise ConfigurationError(
+            f"{name} takes ids or a filter (task, reason, before, limit), not both: {list(ids)!r}"
+        )
+    return [whole_number(id, "id", 1) for id in ids]

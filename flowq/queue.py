@@ -10,11 +10,23 @@ import asyncio
 import functools
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from flowq.declaration import Registry
 from flowq.errors import ConfigurationError, FlowqError
-from flowq.handles import AsyncJob, DeadLetter, Job, Operation, dead_letters, record, records, redriven
+from flowq.handles import (
+    AsyncJob,
+    DeadLetter,
+    Job,
+    Operation,
+    dead_filter,
+    dead_letters,
+    purged,
+    record,
+    records,
+    redriven,
+)
 from flowq.policy import CoDel, Flow, RateLimit
 from flowq.policy.rate_limit import Rate
 from flowq.programs import Declaration, Request, declare, enqueue
@@ -361,9 +373,45 @@ class Queue(_Surface):
         """Return dead letters, newest first; ``before_id`` is the last id of the page before."""
         return self._do(dead_letters(limit, before_id, task, reason))
 
-    def retry_dead(self, ids: Sequence[int]) -> dict[int, int]:
-        """Enqueue dead letters again; return old id -> new id. A shed job is not shed a second time (rule D5)."""
-        return self._do(redriven(ids))
+    def retry_dead(
+        self,
+        ids: Sequence[int] | None = None,
+        *,
+        task: str | None = None,
+        reason: str | None = None,
+        before: datetime | None = None,
+        limit: int | None = None,
+    ) -> dict[int, int]:
+        """Enqueue dead letters again; return old id -> new id. A shed job is not shed a second time (rule D5).
+
+        Parameters
+        ----------
+        ids
+            Which; None: all that the filter names, in pages, the newest first.
+        task, reason, before, limit
+            The filter: of this task, shed for this reason, died before this instant, at most so many.
+        """
+        return self._do(redriven(ids, dead_filter(task, reason, before, limit)))
+
+    def purge_dead(
+        self,
+        ids: Sequence[int] | None = None,
+        *,
+        task: str | None = None,
+        reason: str | None = None,
+        before: datetime | None = None,
+        limit: int | None = None,
+    ) -> int:
+        """Remove dead letters; return how many. The jobs stay in the archive, and the letters can't be retried any more.
+
+        Parameters
+        ----------
+        ids
+            Which; None: all that the filter names.
+        task, reason, before, limit
+            As for :meth:`retry_dead`.
+        """
+        return self._do(purged(ids, dead_filter(task, reason, before, limit)))
 
     def open(self) -> None:
         """Connect, and store what was declared; every operation does so by itself."""
@@ -503,9 +551,29 @@ class AsyncQueue(_Surface):
         """Return dead letters, newest first. See :meth:`Queue.dead_letters`."""
         return await self._do(dead_letters(limit, before_id, task, reason))
 
-    async def retry_dead(self, ids: Sequence[int]) -> dict[int, int]:
+    async def retry_dead(
+        self,
+        ids: Sequence[int] | None = None,
+        *,
+        task: str | None = None,
+        reason: str | None = None,
+        before: datetime | None = None,
+        limit: int | None = None,
+    ) -> dict[int, int]:
         """Enqueue dead letters again. See :meth:`Queue.retry_dead`."""
-        return await self._do(redriven(ids))
+        return await self._do(redriven(ids, dead_filter(task, reason, before, limit)))
+
+    async def purge_dead(
+        self,
+        ids: Sequence[int] | None = None,
+        *,
+        task: str | None = None,
+        reason: str | None = None,
+        before: datetime | None = None,
+        limit: int | None = None,
+    ) -> int:
+        """Remove dead letters. See :meth:`Queue.purge_dead`."""
+        return await self._do(purged(ids, dead_filter(task, reason, before, limit)))
 
     async def open(self) -> None:
         """Connect, and store what was declared."""

@@ -35,7 +35,6 @@ dead = typer.Typer(help="Jobs that failed for good, or were shed.", no_args_is_h
 app.add_typer(dead, name="dead")
 
 _out = Console(soft_wrap=False)
-_PAGE = 500
 _MARGIN_S = 5.0
 """What a worker gets, beyond its grace, to cancel handlers, settle and say goodbye."""
 
@@ -207,11 +206,30 @@ def dead_retry(
             if len(renewed) < len(set(ids)):
                 raise typer.Exit(1)
             return
-        count, before_id = 0, None
-        while letters := queue.dead_letters(_PAGE, task=task, reason=reason, before_id=before_id):
-            count += len(queue.retry_dead([letter.id for letter in letters]))
-            before_id = letters[-1].id
-        print(f"flowq: {count} enqueued again")
+        print(f"flowq: {len(queue.retry_dead(task=task, reason=reason))} enqueued again")
+
+
+@dead.command("purge")
+def dead_purge(
+    ids: Annotated[list[int] | None, typer.Argument(help="Ids of the jobs.")] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="All of them, or all that --task and --reason name.")
+    ] = False,
+    database_url: DatabaseUrl = None,
+    namespace: Namespace = "default",
+    task: Task = None,
+    reason: Reason = None,
+) -> None:
+    """Remove dead letters for good; their jobs stay in the archive."""
+    if bool(ids) == every:
+        raise typer.BadParameter("give ids, or --all")
+    if ids and (task is not None or reason is not None):
+        raise typer.BadParameter("--task and --reason go with --all")
+    with Queue(database_url, namespace=namespace) as queue:
+        count = queue.purge_dead(ids) if ids else queue.purge_dead(task=task, reason=reason)
+    print(f"flowq: {count} removed")
+    if ids and count < len(set(ids)):
+        raise typer.Exit(1)
 
 
 def _last_line(letter: DeadLetter) -> str:

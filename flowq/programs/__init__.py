@@ -8,12 +8,13 @@ from flowq.programs.claim import Claimed, claim
 from flowq.programs.declare import Declaration, declare
 from flowq.programs.enqueue import Receipt, Request, enqueue, key_hash
 from flowq.programs.maintain import CRASH_LIMIT, Maintained, maintain
-from flowq.programs.redrive import redrive
+from flowq.programs.redrive import DeadFilter, purge, purge_matching, redrive, redrive_matching
 from flowq.programs.settle import Ended, Failed, Succeeded, settle
 
 __all__ = [
     "CRASH_LIMIT",
     "Claimed",
+    "DeadFilter",
     "Declaration",
     "Ended",
     "Failed",
@@ -26,6 +27,9 @@ __all__ = [
     "enqueue",
     "key_hash",
     "maintain",
+    "purge",
+    "purge_matching",
     "redrive",
+    "redrive_matching",
     "settle",
 ]

@@ -60,6 +60,10 @@ def test_an_async_queue_does_what_a_queue_does(dsn: str, namespace: str) -> None
                 await batch[1].result("5s")
             renewed = await queue.retry_dead([letter.id])
             assert (await queue.job(renewed[letter.id])).state == "pending"
+            assert await queue.retry_dead(task="sample", limit=1) == {}
+            assert await queue.purge_dead(reason="rate_limit") == 0
+            with pytest.raises(flowq.ConfigurationError, match="purge_dead takes ids or a filter"):
+                await queue.purge_dead([1], task="sample")
 
     asyncio.run(run())
 

@@ -72,6 +72,16 @@ class TestDead:
         assert queue.dead_letters() == []
         assert self.call(queue, "list").strip() == "no dead letters"
 
+    def test_purge_removes_them_and_the_jobs_stay(self, queue: Queue, letters: list[int]) -> None:
+        """Rule X8."""
+        failed, shed = letters
+        assert "1 removed" in self.call(queue, "purge", "--all", "--task", "sample")
+        assert [letter.id for letter in queue.dead_letters()] == [failed]
+        assert "1 removed" in self.call(queue, "purge", str(failed))
+        assert queue.dead_letters() == []
+        assert queue.job(shed).state == "shed"
+        assert runner.invoke(app, ["dead", "purge"]).exit_code == 2
+
     def test_retry_wants_ids_or_all(self) -> None:
         assert runner.invoke(app, ["dead", "retry"]).exit_code == 2
         assert runner.invoke(app, ["dead", "retry", "1", "--all"]).exit_code == 2
