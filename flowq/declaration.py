@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from flowq.errors import ConfigurationError, UnknownTask
-from flowq.policy import Coalesce, CoDel, Debounce, Flow, RateLimit, Retry
+from flowq.policy import Coalesce, CoDel, Concurrency, Debounce, Flow, RateLimit, Retry
 from flowq.policy.rate_limit import Rate
 from flowq.programs import Declaration
 from flowq.task import CallOptions, Duration, TaskSpec
@@ -40,6 +40,7 @@ def flow_of(
     debounce_key: str | None = None,
     debounce_max_wait: Duration | None = None,
     debounce_replace_payload: bool | None = None,
+    max_concurrent: int | None = None,
     max_retries: int | None = None,
     retry_delays: Iterable[Duration] | None = None,
 ) -> Flow:
@@ -73,6 +74,8 @@ def flow_of(
         value is None for value in (debounce, debounce_key, debounce_max_wait, debounce_replace_payload)
     ):
         policies.append(Debounce(debounce, debounce_key, debounce_max_wait, bool(debounce_replace_payload)))
+    if max_concurrent is not None:
+        policies.append(Concurrency(max_concurrent))
     if max_retries is not None or retry_delays is not None:
         policies.append(Retry(3 if max_retries is None else max_retries, delays=retry_delays))
     return Flow(*policies)
@@ -84,7 +87,7 @@ class Registry:
     def __init__(self, namespace: str) -> None:
         self.namespace = namespace
         self.tasks: dict[str, DeclaredTask] = {}
-        self.queue_policies: dict[tuple[str, str], RateLimit | CoDel | None] = {}
+        self.queue_policies: dict[tuple[str, str], RateLimit | CoDel | Concurrency | None] = {}
         self.undeclared: dict[tuple[str, str], Declaration] = {}
         self.lines: set[tuple[str, str, int]] = set()
 
@@ -132,7 +135,7 @@ class Registry:
         self.lines.add(spec.line)
         return spec
 
-    def set_queue(self, kind: str, queue: str, policy: RateLimit | CoDel | None) -> None:
+    def set_queue(self, kind: str, queue: str, policy: RateLimit | CoDel | Concurrency | None) -> None:
         """Declare a queue's own gate."""
         self.queue_policies[kind, queue] = policy
         self._declare((Declaration(kind, queue, policy),))

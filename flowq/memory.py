@@ -188,6 +188,7 @@ class MemoryStore:
         self._now_us = 0
         self._last_id = 0
         self._jobs: dict[int, _Job] = {}
+        self._running: dict[int, _Job] = {}
         self._archive: dict[int, _Job] = {}
         self._dead: dict[int, _Job] = {}
         self._lines: dict[tuple[str, str, int], _Line] = {}
@@ -308,8 +309,9 @@ class MemoryStore:
     def _gates_of(self, queue: str) -> list[_Gate]:
         gates = self._queue_gates.get(queue)
         if gates is None:
-            names = [("queue_codel", queue), ("queue_rate", queue)]
-            names += [("task_rate", line.task) for line in self._queue_lines.get(queue, ())]
+            names = [(kind, queue) for kind in ("queue_codel", "queue_rate", "queue_concurrency")]
+            for line in self._queue_lines.get(queue, ()):
+                names += [("task_rate", line.task), ("task_concurrency", line.task)]
             declared = [self._gates[name] for name in dict.fromkeys(names) if name in self._gates]
             gates = self._queue_gates[queue] = [gate for gate in declared if gate.params is not None]
         return gates
@@ -357,19 +359,43 @@ class MemoryStore:
         closed: set[str] = set()
         for gate in self._gates_of(queue):
             locked = True
+            if gate.kind.endswith("_concurrency"):
+                if gate.kind == "task_concurrency" and gate.name not in due_tasks:
+                    continue
+                running = self._running_under(gate)
+                own = (gate.id, gate.kind, gate.name, gate.params, None, True, *running)
+                gates.append(_new(Gate, own))
+                continue
             if gate.kind == "task_rate":
                 if gate.name not in due_tasks:
                     continue
                 locked = gate.wake_us <= now_us or gate.drops
                 if not locked:
                     closed.add(gate.name)
-            gates.append(_new(Gate, (gate.id, gate.kind, gate.name, gate.params, gate.state, locked)))
+            gates.append(
+                _new(Gate, (gate.id, gate.kind, gate.name, gate.params, gate.state, locked, 0, None))
+            )
         lines = []
         for line, end in due_lines:
             due, complete = self._page(line, line.head, end, 1 if line.task in closed else page)
             max_cost = max(line.costly.values()) if line.costly else 1
             lines.append(_new(Line, (line.id, line.task, line.priority, due, complete, max_cost)))
         return _new(Opened, (now_us, gates, lines, next_due_us))
+
+    def _running_under(self, gate: _Gate) -> tuple[int, int | None]:
+        """How many jobs run under a live lease and the gate, and when the first of those leases ends."""
+        count, lapses_us = 0, None
+        of_task = gate.kind == "task_concurrency"
+        for job in self._running.values():
+            if gate.name != (job.line.task if of_task else job.line.queue):
+                continue
+            worker = self._workers.get(job.worker)
+            if worker is None or worker.lease_until_us <= self._now_us:
+                continue
+            count += 1
+            if lapses_us is None or worker.lease_until_us < lapses_us:
+                lapses_us = worker.lease_until_us
+        return count, lapses_us
 
     def _page(self, line: _Line, begin: int, end: int, limit: int) -> tuple[list[Due], bool]:
         """Read at most ``limit`` of the jobs from ``begin`` to ``end``, and whether these are all."""
@@ -401,6 +427,7 @@ class MemoryStore:
         job.line.remove(job)
         job.token += 1
         job.worker = worker
+        self._running[job.id] = job
         job.started_us = self._now_us
         if job.window_hash is not None:
             del self._windows[job.window_hash]
@@ -450,9 +477,11 @@ class MemoryStore:
         self._markers[job.id] = marker
 
     def _held(self, id: int, token: int) -> _Job | None:
+        """The running job of a lease, which is then over; None if another has it."""
         job = self._jobs.get(id)
         if job is None or job.token != token or job.state is not JobState.RUNNING:
             return None
+        del self._running[id]
         return job
 
     def _settle(self, command: Settle) -> set[int]:
@@ -494,11 +523,10 @@ class MemoryStore:
 
     def _read_lapsed(self, command: ReadLapsed) -> list[LapsedJob]:
         lapsed = []
-        for job in self._jobs.values():
-            if job.state is JobState.RUNNING:
-                worker = self._workers.get(job.worker)
-                if worker is None or worker.lease_until_us <= self._now_us:
-                    lapsed.append(LapsedJob(job.id, job.token, job.crashes, job.worker))
+        for job in self._running.values():
+            worker = self._workers.get(job.worker)
+            if worker is None or worker.lease_until_us <= self._now_us:
+                lapsed.append(LapsedJob(job.id, job.token, job.crashes, job.worker))
         return sorted(lapsed)[: command.limit]
 
     def _register(self, command: Register) -> int:

@@ -27,7 +27,7 @@ from flowq.handles import (
     records,
     redriven,
 )
-from flowq.policy import CoDel, Flow, RateLimit
+from flowq.policy import CoDel, Concurrency, Flow, RateLimit
 from flowq.policy.rate_limit import Rate
 from flowq.programs import Declaration, Request, declare, enqueue
 from flowq.programs.commands import JobRecord
@@ -148,6 +148,15 @@ class _Surface:
                 "on_excess is a task's, not a queue's (rule D1): declare it with the task"
             )
         self._registry.set_queue("queue_rate", queue, policy)
+
+    def _set_concurrency(self, queue: str, max_concurrent: int | Concurrency | None) -> None:
+        checked_key(queue, "queue")
+        policy = (
+            max_concurrent
+            if max_concurrent is None or isinstance(max_concurrent, Concurrency)
+            else Concurrency(max_concurrent)
+        )
+        self._registry.set_queue("queue_concurrency", queue, policy)
 
     def _request(
         self,
@@ -276,6 +285,8 @@ class Queue(_Surface):
             Coalesce equal calls; or those that render a key template to the same key.
         debounce, debounce_key, debounce_max_wait, debounce_replace_payload
             Run once per key after the burst; the first three come together.
+        max_concurrent
+            How many of its jobs may run at once, cluster-wide.
         max_retries, retry_delays
             Attempts after the first (3), and exact waits in place of jittered exponential ones.
 
@@ -314,6 +325,14 @@ class Queue(_Surface):
     ) -> None:
         """Bound the starts of a whole queue; None lifts the bound. Its tasks' own limits hold beside it (rule R4)."""
         self._set_rate_limit(queue, limit, burst)
+        self._tell_if_open()
+
+    def set_queue_concurrency(self, queue: str, max_concurrent: int | Concurrency | None) -> None:
+        """Bound how many jobs of a whole queue run at once, cluster-wide; None lifts the bound (rule A1).
+
+        It is counted from live leases: a worker that died frees its slots when its lease lapses.
+        """
+        self._set_concurrency(queue, max_concurrent)
         self._tell_if_open()
 
     def enqueue(
@@ -515,6 +534,10 @@ class AsyncQueue(_Surface):
     ) -> None:
         """Bound the starts of a whole queue. See :meth:`Queue.set_queue_rate_limit`."""
         self._set_rate_limit(queue, limit, burst)
+
+    def set_queue_concurrency(self, queue: str, max_concurrent: int | Concurrency | None) -> None:
+        """Bound how many jobs of a whole queue run at once. See :meth:`Queue.set_queue_concurrency`."""
+        self._set_concurrency(queue, max_concurrent)
 
     async def enqueue(
         self,

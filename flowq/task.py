@@ -124,10 +124,13 @@ class TaskSpec:
 
     def declarations(self) -> tuple[Declaration, ...]:
         """Return the gates of the task (and, for a ``CoDel``, of its queue)."""
-        own = Declaration("task_rate", self.name, self.flow.rate_limit)
+        own = (
+            Declaration("task_rate", self.name, self.flow.rate_limit),
+            Declaration("task_concurrency", self.name, self.flow.concurrency),
+        )
         if self.flow.codel is None:
-            return (own,)
-        return (own, Declaration("queue_codel", self.queue, self.flow.codel))
+            return own
+        return (*own, Declaration("queue_codel", self.queue, self.flow.codel))
 
     def keyed_request(self, key: str | None = None, namespace: str = "default") -> Request:
         """Make the request of a call whose rendered key is known, as a recorded trace gives it."""

@@ -401,7 +401,7 @@ def _source(source: Any) -> tuple[tuple[TaskSpec, ...], tuple[Declaration, ...],
     words = [f"{spec.name}: {spec.flow.describe()}" for spec in specs]
     declarations = _declared(source, specs)
     for kind, name, limit in declarations:
-        if kind == "queue_rate" and limit is not None:
+        if kind in ("queue_rate", "queue_concurrency") and limit is not None:
             words.append(f"queue {name}: {limit.describe()}")
     return specs, declarations, "; ".join(words)
 
@@ -409,7 +409,9 @@ def _source(source: Any) -> tuple[tuple[TaskSpec, ...], tuple[Declaration, ...],
 def _declared(source: Any, specs: Iterable[TaskSpec]) -> tuple[Declaration, ...]:
     """The gates of the tasks and of their queue."""
     queue = next(iter(specs)).queue
-    return tuple(each for each in source.declarations() if each.kind == "task_rate" or each.name == queue)
+    return tuple(
+        each for each in source.declarations() if each.kind.startswith("task_") or each.name == queue
+    )
 
 
 def _by_task(specs: Sequence[TaskSpec], workload: Workload | Mapping[str, Workload]) -> list[Workload]:

@@ -198,6 +198,7 @@ _REMOVALS: Final = (
     "delete from flowq.line where queue_id in (select id from flowq.queue where namespace = %(namespace)s)",
     "delete from flowq.queue where namespace = %(namespace)s",
     "delete from flowq.gate where namespace = %(namespace)s",
+    "delete from flowq.worker where namespace = %(namespace)s",
 )
 
 

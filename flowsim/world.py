@@ -35,7 +35,7 @@ from flowq.job import Outcome
 from flowq.memory import MemoryStore
 from flowq.programs import Receipt, Request, Succeeded, claim, declare, enqueue
 from flowq.programs.claim import Claimed
-from flowq.programs.commands import Program, ShedJob, Started
+from flowq.programs.commands import Program, Register, Round, ShedJob, Started
 from flowq.programs.declare import Declaration
 
 __all__ = ["Drive", "Gates", "Log", "Offer", "World", "over_memory"]
@@ -53,6 +53,8 @@ CALL_OUTCOMES: Final = ("accepted", "coalesced", "merged")
 PENDING, RUNNING, SUCCEEDED, FAILED, SHED = 0, 1, 2, 3, 4
 JOB_OUTCOMES: Final = ("pending", "running", "succeeded", "failed", "shed")
 """What became of a job; the log has indexes into this."""
+_LEASE_US: Final = 1 << 60
+"""Longer than any run."""
 NEVER: Final = -1
 """In a column of instants: it did not happen."""
 
@@ -150,6 +152,11 @@ def _collector_off() -> Iterator[None]:
             gc.enable()
 
 
+def _registered(queue: str, slots: int) -> Program[int]:
+    [id] = yield Round((Register("world", (queue,), slots, _LEASE_US),), True)
+    return int(id)
+
+
 class World:
     """One run of calls against one queue.
 
@@ -188,6 +195,8 @@ class World:
         self._free = self._workers = workers
         self._idle: list[_Worker] = []
         self._on_end: EventCallbacks = [self._end]
+        self._worker = 0
+        """The lease that all workers share: here none dies."""
         self._gated = False
         self._ended: Sequence[Succeeded] = ()
         self._settled = 0
@@ -219,6 +228,7 @@ class World:
         """
         gates = self._gates
         self._drive(lambda: declare(gates.declarations, lines=gates.lines), 0)
+        self._worker = self._drive(lambda: _registered(gates.queue, self._workers), 0)
         arrival = _Alarm()
         arrival.callbacks = self._on_arrival
         self._schedule(arrival, ARRIVAL, self._arrivals_us[0])
@@ -236,7 +246,7 @@ class World:
         return enqueue((self._request,))
 
     def _claim_free(self) -> Program[Claimed]:
-        return claim(self._queue, self._free, 1, gated=self._gated, ended=self._ended)
+        return claim(self._queue, self._free, self._worker, gated=self._gated, ended=self._ended)
 
     # --- what happens ---
 

@@ -7,13 +7,14 @@ can be compared for equality.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import strategies as st
 
-from flowq.policy import Coalesce, CoDel, Debounce, Flow, RateLimit, Retry
+from flowq.policy import Coalesce, CoDel, Concurrency, Debounce, Flow, RateLimit, Retry
 from flowq.programs import (
     Claimed,
     Declaration,
@@ -27,7 +28,7 @@ from flowq.programs import (
     redrive,
     settle,
 )
-from flowq.programs.commands import Program, ReadDead, ReadJobs, Round
+from flowq.programs.commands import Program, ReadDead, ReadJobs, Register, Round, Unregister
 from flowq.task import TaskSpec
 
 Drive = Callable[[Callable[[], Program[Any]], int], Any]
@@ -81,11 +82,25 @@ class Scenario:
     flows: tuple[Flow, ...]
     queue_limit: RateLimit | None
     codel: CoDel | None
+    cap: Concurrency | None
     steps: tuple[tuple[int, Step], ...]
     """(microseconds since the step before, negative where the clock steps back; what happens)."""
 
     def specs(self) -> list[TaskSpec]:
         return [TaskSpec(f"task{index}", flow=flow) for index, flow in enumerate(self.flows)]
+
+
+_REGISTER = Register("player", ("default",), 5, 1 << 60)
+
+
+def answer(command: Any) -> Program[Any]:
+    [reply] = yield Round((command,), True)
+    return reply
+
+
+def without_worker(record: Any) -> Any:
+    """A record whose error names no worker: its number is the store's."""
+    return record._replace(error=record.error and re.sub(r"worker \d+", "worker", record.error))
 
 
 def read_jobs(ids: tuple[int, ...]) -> Program[Any]:
@@ -106,6 +121,7 @@ class Play:
     namespace: str = "default"
     now_us: int = 0
     gated: bool = False
+    worker: int = 0
     names: dict[int, int] = field(default_factory=dict)
     running: list[Any] = field(default_factory=list)
     log: list[Any] = field(default_factory=list)
@@ -119,9 +135,11 @@ class Play:
         gates += [
             Declaration("queue_rate", "default", scenario.queue_limit),
             Declaration("queue_codel", "default", scenario.codel),
+            Declaration("queue_concurrency", "default", scenario.cap),
         ]
         lines = [spec.line for spec in specs]
         self.drive(lambda: declare(gates, lines=lines), self.now_us)
+        self.worker = self.drive(lambda: answer(_REGISTER), self.now_us)
         for wait_us, step in scenario.steps:
             self.now_us = max(0, self.now_us + wait_us)
             match step:
@@ -139,7 +157,7 @@ class Play:
         records = self.drive(lambda: read_jobs(ids), self.now_us)
         self.log.append(
             [
-                (self.names[id], records[id]._replace(id=0, metadata=None, payload=""))
+                (self.names[id], without_worker(records[id])._replace(id=0, metadata=None, payload=""))
                 for id in sorted(records)
             ]
         )
@@ -164,7 +182,9 @@ class Play:
     def claim(self, n: int) -> list[Any]:
         started = []
         while True:
-            claimed: Claimed = self.drive(lambda n=n: claim("default", n, 1, gated=self.gated), self.now_us)  # type: ignore[misc]
+            claimed: Claimed = self.drive(
+                lambda n=n: claim("default", n, self.worker, gated=self.gated), self.now_us
+            )  # type: ignore[misc]
             self.gated = claimed.gated
             self.running += claimed.started
             started += claimed.started
@@ -196,13 +216,15 @@ class Play:
 
     def crash(self) -> None:
         self.running.clear()
+        self.drive(lambda: answer(Unregister(self.worker)), self.now_us)
+        self.worker = self.drive(lambda: answer(_REGISTER), self.now_us)
         done = self.drive(lambda: maintain(crash_limit=2), self.now_us)
         returned, dead = (sorted(map(self.name, ids)) for ids in (done.returned, done.dead))
         self.log.append([returned, dead, done.more])
 
     def retry_dead(self, n: int) -> None:
         letters = self.drive(lambda: read_dead(n), self.now_us)
-        self.log.append([letter._replace(id=self.name(letter.id)) for letter in letters])
+        self.log.append([without_worker(letter)._replace(id=self.name(letter.id)) for letter in letters])
         again = self.drive(lambda: redrive([letter.id for letter in letters]), self.now_us)
         self.log.append([(self.name(old), self.name(new)) for old, new in sorted(again.items())])
 
@@ -240,6 +262,7 @@ def flows(draw: Any) -> Flow:
     policies = [
         draw(_keyed),
         draw(st.none() | _limits),
+        draw(st.none() | st.none() | st.builds(Concurrency, st.integers(1, 3))),
         draw(st.none() | st.just(Retry(2, delays=["300ms", "2s"]))),
     ]
     return Flow(*(policy for policy in policies if policy is not None))
@@ -280,5 +303,6 @@ def scenarios(draw: Any, max_steps: int = 30, losses: bool = False) -> Scenario:
             | st.builds(RateLimit, st.sampled_from(["2/s", "20/s"]), burst=st.sampled_from([3, 5]))
         ),
         codel=draw(st.none() | _codels | _codels),
+        cap=draw(st.none() | st.none() | st.builds(Concurrency, st.integers(1, 4))),
         steps=tuple(draw(st.lists(st.tuples(waits, steps), min_size=max_steps // 3, max_size=max_steps))),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rules import TABLE, citations, cited, table
 
 UNBUILT = {
-    *("R8", "A1", "A2", "A3", "A6"),
+    *("R8", "A2", "A3", "A6"),
     *("E1", "E2", "E3", "E4", "E5", "E6", "I1", "I2", "I3", "O8"),
     *("X2", "X3", "X4", "X7", "S1", "S2", "S4", "S5"),
 }

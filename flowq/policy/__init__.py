@@ -6,6 +6,7 @@ policy              decides                                                     
 `Coalesce`          whether a call joins the live job of its key                 the key's holder
 `Debounce`          when the one pending job of a key is due                     `Window`
 `RateLimit`         whether a due job may start now, and when if not             `Bucket`
+`Concurrency`       whether a due job may start beside those that run            none: live leases
 `CoDel`             whether the oldest waiting job is shed                       `Rfc8289`, `Slough`
 `Retry`             how long a failed job waits                                  its failures
 ==================  ===========================================================  ===================
@@ -16,6 +17,7 @@ arguments. A service and a simulation call the same functions, so they decide al
 
 from flowq.policy.coalesce import Accept, Coalesce, Join, argument_key
 from flowq.policy.codel import CoDel, CoDelState, Rfc8289, Slough
+from flowq.policy.concurrency import Concurrency
 from flowq.policy.debounce import Debounce, Window, decide_window
 from flowq.policy.flow import Flow, Policy
 from flowq.policy.key_template import KeyTemplate
@@ -28,6 +30,7 @@ __all__ = [
     "CoDel",
     "CoDelState",
     "Coalesce",
+    "Concurrency",
     "Debounce",
     "Flow",
     "Join",

@@ -2,8 +2,8 @@
 
 Its `repr` evaluates back to it, it stores as JSON, and a simulation and a service take the very same value.
 The order in which policies *act* is fixed by the rules, not by how a flow is written: first what decides
-whether a call becomes a job (coalesce, debounce), then what decides whether a due job starts (rate limit,
-then CoDel), then what follows a failure (retry). A flow keeps its policies in that order, so two flows of the
+whether a call becomes a job (coalesce, debounce), then what decides whether a due job starts (rate limit and
+concurrency, then CoDel), then what follows a failure (retry). A flow keeps its policies in that order, so two flows of the
 same policies are equal.
 """
 
@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from flowq.errors import ConfigurationError
 from flowq.policy.coalesce import Coalesce
 from flowq.policy.codel import CoDel
+from flowq.policy.concurrency import Concurrency
 from flowq.policy.debounce import Debounce
 from flowq.policy.rate_limit import RateLimit
 from flowq.policy.retry import Retry
@@ -22,12 +23,12 @@ from flowq.units import shown
 
 __all__ = ["Flow", "Policy"]
 
-Policy: TypeAlias = Coalesce | Debounce | RateLimit | CoDel | Retry
+Policy: TypeAlias = Coalesce | Debounce | RateLimit | Concurrency | CoDel | Retry
 
-_P = TypeVar("_P", Coalesce, Debounce, RateLimit, CoDel, Retry)
+_P = TypeVar("_P", Coalesce, Debounce, RateLimit, Concurrency, CoDel, Retry)
 
 # The kinds in the order in which they act.
-_KINDS: Final[tuple[type[Policy], ...]] = (Coalesce, Debounce, RateLimit, CoDel, Retry)
+_KINDS: Final[tuple[type[Policy], ...]] = (Coalesce, Debounce, RateLimit, Concurrency, CoDel, Retry)
 _BY_TAG: Final[dict[str, type[Policy]]] = {kind.policy: kind for kind in _KINDS}
 
 _REFUSED: Final[tuple[tuple[type[Policy], type[Policy], str], ...]] = (
@@ -48,14 +49,14 @@ class Flow:
 
     Parameters
     ----------
-    *policies : Coalesce, Debounce, RateLimit, CoDel or Retry
+    *policies : Coalesce, Debounce, RateLimit, Concurrency, CoDel or Retry
         In any order; they act in the order given in the module's text.
 
     Attributes
     ----------
     policies : tuple
         In the order in which they act.
-    coalesce, debounce, rate_limit, codel, retry
+    coalesce, debounce, rate_limit, concurrency, codel, retry
         The policy of that kind, or None.
 
     Raises
@@ -143,6 +144,11 @@ class Flow:
     def rate_limit(self) -> RateLimit | None:
         """The `RateLimit`, or None."""
         return self._find(RateLimit)
+
+    @property
+    def concurrency(self) -> Concurrency | None:
+        """The `Concurrency`, or None."""
+        return self._find(Concurrency)
 
     @property
     def codel(self) -> CoDel | None:

@@ -513,6 +513,7 @@ class Codec:
                     _sparse(errors, _quoted),
                     _sparse(markers, _quoted),
                     _sparse(crashed, _flag, False),
+                    frame.notify,
                 )
             )
         if retried:

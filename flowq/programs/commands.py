@@ -171,12 +171,16 @@ class Gate(NamedTuple):
 
     id: int
     kind: str
-    """``task_rate``, ``queue_rate`` or ``queue_codel``."""
+    """``task_rate``, ``queue_rate``, ``task_concurrency``, ``queue_concurrency`` or ``queue_codel``."""
     name: str
     params: dict[str, Any]
     state: Sequence[Any] | None
     """None: never used yet, so the policy's initial state."""
     locked: bool
+    running: int = 0
+    """Of a concurrency gate: jobs that run under a live lease, over all queues for a task's."""
+    lapses_us: int | None = None
+    """When the first of those leases ends unless it is extended; None if none runs."""
 
 
 class Due(NamedTuple):

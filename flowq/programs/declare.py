@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from flowq.policy.codel import CoDel
+from flowq.policy.concurrency import Concurrency
 from flowq.policy.rate_limit import RateLimit
 from flowq.programs.commands import Declared, GateWrite, LockDeclared, Program, Round, StoredGate, WriteGates
 
@@ -23,9 +24,9 @@ class Declaration(NamedTuple):
     """A gate that a process wants: ``policy`` None declares that there is none."""
 
     kind: str
-    """``task_rate``, ``queue_rate`` or ``queue_codel``."""
+    """``task_rate``, ``queue_rate``, ``task_concurrency``, ``queue_concurrency`` or ``queue_codel``."""
     name: str
-    policy: RateLimit | CoDel | None
+    policy: RateLimit | CoDel | Concurrency | None
 
 
 def declare(
@@ -46,7 +47,7 @@ def declare(
         None: the store's clock, that is "newer than all before".
     """
     keys = tuple(sorted((d.kind, d.name) for d in declarations))
-    queues = {queue for queue, _, _ in lines} | {d.name for d in declarations if d.kind != "task_rate"}
+    queues = {queue for queue, _, _ in lines} | {d.name for d in declarations if d.kind.startswith("queue_")}
     command = LockDeclared(tuple(sorted(queues)), tuple(sorted(set(lines))), keys)
     [reply] = yield Round((command,), False)
     declared: Declared = reply
@@ -98,5 +99,5 @@ def _judge(
     return GateWrite(kind, name, version_us, params, state, wake_us, _drops(policy))
 
 
-def _drops(policy: RateLimit | CoDel | None) -> bool:
+def _drops(policy: RateLimit | CoDel | Concurrency | None) -> bool:
     return isinstance(policy, RateLimit) and policy.on_excess == "drop"

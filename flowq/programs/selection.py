@@ -24,6 +24,7 @@ from functools import lru_cache
 from typing import Any
 
 from flowq.policy.codel import CoDel, CoDelState, Rfc8289, Slough
+from flowq.policy.concurrency import Concurrency
 from flowq.policy.rate_limit import Bucket, RateLimit
 from flowq.programs.commands import (
     Due,
@@ -56,7 +57,7 @@ class _Bucket:
     __slots__ = ("dirty", "drops", "id", "kind", "limit", "locked", "name", "state")
 
     def __init__(self, gate: Gate, now_us: int) -> None:
-        self.id, self.kind, self.name, params, state, self.locked = gate
+        self.id, self.kind, self.name, params, state, self.locked, _, _ = gate
         self.limit = limit = _rate_limit(tuple(params.items()))
         self.drops = limit.on_excess == "drop"
         if type(state) is not Bucket:
@@ -73,6 +74,21 @@ class _Bucket:
 
     def save(self, now_us: int) -> GateSave:
         return GateSave(self.id, self.state, self.limit.opens_at_us(self.state, 1, now_us))
+
+
+class _Cap:
+    """A concurrency gate within this claim."""
+
+    __slots__ = ("lapses_us", "locked", "policy", "running")
+
+    def __init__(self, gate: Gate) -> None:
+        self.policy = Concurrency.from_json(gate.params)
+        self.locked = gate.locked
+        self.running = gate.running
+        self.lapses_us = gate.lapses_us
+
+    def full(self) -> bool:
+        return not self.locked or not self.policy.has_room(self.running)
 
 
 class _Line:
@@ -122,10 +138,11 @@ class _Line:
 class _Lane:
     """The lines of one task, first priority first: one set of gates."""
 
-    __slots__ = ("buckets", "cost", "drops", "first", "judged", "lines", "open", "spent")
+    __slots__ = ("buckets", "caps", "cost", "drops", "first", "judged", "lines", "open", "spent")
 
-    def __init__(self, buckets: list[_Bucket]) -> None:
+    def __init__(self, buckets: list[_Bucket], caps: list[_Cap]) -> None:
         self.buckets = buckets
+        self.caps = caps
         self.lines: list[_Line] = []
         self.drops = False
         for bucket in buckets:
@@ -161,6 +178,8 @@ class _Lane:
             return
         self.first = line
         self.cost = cost
+        if self.full():
+            return
         spent = []
         for bucket in self.buckets:
             if not bucket.locked:
@@ -174,12 +193,33 @@ class _Lane:
         self.spent = spent
         self.open = True
 
+    def full(self) -> bool:
+        """Whether a concurrency cap lets nothing more start: never excess, its jobs wait (rule D4)."""
+        for cap in self.caps:  # noqa: SIM110 - a generator costs what a lane without caps shall not
+            if cap.full():
+                return True
+        return False
+
     def tokens(self, now_us: int) -> int:
         """Whole tokens that every bucket has."""
         return min(bucket.limit.tokens(bucket.state, now_us) for bucket in self.buckets)
 
-    def opens_at_us(self, now_us: int) -> int:
-        return max(b.limit.opens_at_us(b.state, b.bounded(self.cost), now_us) for b in self.buckets)
+    def opens_at_us(self, now_us: int) -> int | None:
+        """When its first job may pass with no event between; None: only an event can let it.
+
+        A full cap opens when a job ends, which is an event, or when the lease of one that runs lapses.
+        """
+        opens_us = now_us
+        for cap in self.caps:
+            if cap.locked and cap.full():
+                if cap.lapses_us is None:
+                    return None
+                opens_us = max(opens_us, cap.lapses_us)
+        for bucket in self.buckets:
+            opens_us = max(
+                opens_us, bucket.limit.opens_at_us(bucket.state, bucket.bounded(self.cost), now_us)
+            )
+        return opens_us
 
 
 class Selection:
@@ -202,18 +242,24 @@ class Selection:
         self.codel_before: Any = None
         own: dict[str, _Bucket] = {}
         shared: list[_Bucket] = []
+        own_caps: dict[str, _Cap] = {}
+        shared_caps: list[_Cap] = []
         for gate in gates:
-            id, kind, name, params, state, _ = gate
+            id, kind, name, params, state, _, _, _ = gate
             if kind == "queue_codel":
                 self.codel = _codel(tuple(params.items()))
                 self.codel_gate = id
                 self.codel_state = self.codel_before = _codel_state(self.codel, state)
             elif kind == "queue_rate":
                 shared.append(_Bucket(gate, self.now_us))
+            elif kind == "queue_concurrency":
+                shared_caps.append(_Cap(gate))
+            elif kind == "task_concurrency":
+                own_caps[name] = _Cap(gate)
             else:
                 own[name] = _Bucket(gate, self.now_us)
         self.buckets = [*own.values(), *shared]
-        self.shared = bool(shared)
+        self.shared = bool(shared or shared_caps)
         if len(lines) > 1:
             lines = sorted(lines, key=lambda line: (-line.priority, line.task))
         self.lanes: list[_Lane] = []
@@ -226,7 +272,10 @@ class Selection:
             lane = lanes.get(task)
             if lane is None:
                 # The task's bucket before the queue's: where both refuse, the reason names the task (D4).
-                lane = lanes[task] = _Lane([own[task], *shared] if task in own else shared)
+                lane = lanes[task] = _Lane(
+                    [own[task], *shared] if task in own else shared,
+                    [own_caps[task], *shared_caps] if task in own_caps else shared_caps,
+                )
                 self.lanes.append(lane)
                 if lane.drops:
                     self.drop_lanes.append(lane)
@@ -291,6 +340,8 @@ class Selection:
 
     def _shed_excess(self) -> tuple[ReadLine | ReadCostly, ...]:
         for lane in self.drop_lanes:
+            if lane.full():
+                continue
             tokens = lane.tokens(self.now_us)
             for line in lane.lines:
                 if tokens >= line.max_cost:
@@ -391,6 +442,8 @@ class Selection:
         for bucket, state in line.lane.spent:
             bucket.state = state
             bucket.dirty = True
+        for cap in line.lane.caps:
+            cap.running += 1
         line.remove(row)
         self.starts.append(id)
         self._starts_eligible_us.append(eligible_us)
@@ -425,7 +478,7 @@ class Selection:
         for lane in self.lanes:
             if lane.first is not None and not lane.open:
                 opens_us = lane.opens_at_us(self.now_us)
-                if come_back_us is None or opens_us < come_back_us:
+                if opens_us is not None and (come_back_us is None or opens_us < come_back_us):
                     come_back_us = opens_us
         return come_back_us
 

@@ -114,6 +114,7 @@ def test_a_queue_is_simulated_as_it_is_declared() -> None:
     assert spec.flow == Flow(RateLimit("10/s"), CoDel("500ms", "5s"))
     assert spec.declarations() == (
         Declaration("task_rate", "build_report", RateLimit("10/s")),
+        Declaration("task_concurrency", "build_report", None),
         Declaration("queue_codel", "default", CoDel("500ms", "5s")),
     )
 

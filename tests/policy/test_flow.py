@@ -121,7 +121,7 @@ def test_flows_and_policies_are_frozen() -> None:
     [
         (
             {"policies": [{"policy": "magic"}]},
-            "policy must be one of coalesce, debounce, rate_limit, codel, retry",
+            "policy must be one of coalesce, debounce, rate_limit, concurrency, codel, retry",
         ),
         ({"policies": [{"policy": "coalesce"}]}, "stored coalesce must have the fields key: it lacks key"),
         (
@@ -150,7 +150,18 @@ def test_a_policy_reads_only_its_own_object(kind: Any, data: Any) -> None:
 
 def test_the_public_names_are_these() -> None:
     assert sorted(flowq.policy.__all__) == sorted(
-        {"Accept", "Bucket", "CoDel", "CoDelState", "Coalesce", "Debounce", "Flow", "Join", "KeyTemplate"}
+        {
+            "Accept",
+            "Bucket",
+            "CoDel",
+            "CoDelState",
+            "Coalesce",
+            "Concurrency",
+            "Debounce",
+            "Flow",
+            "Join",
+            "KeyTemplate",
+        }
         | {
             "Policy",
             "Rate",

@@ -223,7 +223,9 @@ def test_open_queue_reads_a_page_of_each_line(seeded: Seeded, conn: Conn, page: 
     assert lines["Actual Rows"] == len(LINES)
     # Of each line a page, a probe and the highest cost; of each priority what falls due.
     assert job_rows(lines) <= len(LINES) * (page + 3) + 2
-    assert job_indexes(lines) == {"job_line", "job_costly", "job_ready"} | ({"job_pkey"} & job_indexes(lines))
+    assert job_indexes(lines) == {"job_line", "job_costly", "job_ready", "job_worker"} | (
+        {"job_pkey"} & job_indexes(lines)
+    )
 
 
 def test_read_on_in_a_line(seeded: Seeded, conn: Conn) -> None:

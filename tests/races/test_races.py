@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowq.memory import MemoryStore
-from flowq.policy import Coalesce, Debounce, Flow, RateLimit
+from flowq.policy import Coalesce, Concurrency, Debounce, Flow, RateLimit
 from flowq.postgres.driver import PostgresStore, connect
-from flowq.programs import Receipt, Request, claim, declare, enqueue
+from flowq.programs import Receipt, Request, Succeeded, claim, declare, enqueue, settle
+from flowq.programs.commands import Program, Register, Round
 from flowq.task import TaskSpec
 
 S = 1_000_000
@@ -180,3 +181,42 @@ def _call(
     request = spec.keyed_request(key)
     request = Request(request.job._replace(**job), request.debounce)
     return store.run(connection, lambda: enqueue([request]))
+
+
+def test_a_cap_of_one_holds_with_eight_workers(database_url: str) -> None:  # A1, B83, B88
+    """Each claims, and ends what it started, until all is done; the server says how many ever ran at once."""
+    spec = TaskSpec("alone", flow=Flow(Concurrency(1)))
+    store = PostgresStore()
+    with connect(database_url) as conn:
+        store.run(conn, lambda: declare(spec.declarations(), lines=[spec.line]))
+        store.run(conn, lambda: enqueue([spec.keyed_request()] * 60))
+    most, lock, running = 0, threading.Lock(), 0
+
+    def work(conn: psycopg.Connection[Any], index: int) -> int:
+        nonlocal most, running
+        worker = store.run(conn, lambda: registered(index))
+        done = 0
+        while conn.execute("select exists (select from flowq.job)").fetchone() == (True,):
+            for job in store.run(conn, lambda: claim("default", 5, worker, gated=True)).started:
+                with lock:
+                    running += 1
+                    most = max(most, running)
+                with lock:
+                    running -= 1
+                store.run(conn, lambda job=job: settle([Succeeded(job.id, job.token)]))  # type: ignore[misc]
+                done += 1
+        return done
+
+    assert sum(at_once(database_url, 8, work)) == 60
+    assert most == 1
+    with psycopg.connect(database_url) as conn:
+        overlapping = conn.execute("""
+            select count(*) from flowq.archive a join flowq.archive b
+            on a.id < b.id and a.started_us < b.finished_us and b.started_us < a.finished_us
+        """).fetchone()
+    assert overlapping == (0,)
+
+
+def registered(index: int) -> Program[int]:
+    [id] = yield Round((Register(f"w{index}", ("default",), 5, 60 * S),), True)
+    return int(id)

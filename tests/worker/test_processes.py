@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from fractions import Fraction
 
@@ -11,7 +12,7 @@ import psycopg
 
 from flowq import Queue
 from worker import app
-from worker.working import eventually, process
+from worker.working import eventually, process, working
 
 
 def workers(db: psycopg.Connection, namespace: str) -> int:
@@ -129,3 +130,29 @@ def test_processes_drain_and_return(dsn: str, namespace: str) -> None:
             parent.communicate(timeout=30)
             assert parent.returncode == 0
         assert [job.result("1s") for job in jobs] == list(range(1, 51))
+
+
+def test_a_freed_slot_under_a_cap_wakes_a_worker_that_sleeps(
+    dsn: str, namespace: str, db: psycopg.Connection
+) -> None:
+    """Rule A1: the worker that held the slot has no free one for the next job, another has."""
+    queue = Queue(dsn, namespace=namespace)
+    started, release = threading.Event(), threading.Event()
+
+    @queue.task(max_concurrent=1)
+    def alone(n: int) -> None:
+        started.set()
+        if n == 0:
+            assert release.wait(30)
+
+    with queue, working(queue, "default", concurrency=1, poll="30s"):
+        first = alone.delay(0)
+        assert started.wait(30)
+        with working(queue, "default", concurrency=1, poll="30s") as other:
+            second = alone.delay(1)
+            asleep = "select asleep_until_us is not null from flowq.worker where id = %s"
+            eventually(lambda: db.execute(asleep, (other.id,)).fetchone() == (True,))
+            assert second.state() == "pending"
+            release.set()
+            first.result("10s")
+            second.result("10s")

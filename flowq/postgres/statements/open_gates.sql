@@ -1,7 +1,7 @@
 -- Lock the gates that a claim may change, and remember which in the transaction. $1 instant or null, $2 namespace,
 -- $3 queue.
 -- Locks: gates FOR NO KEY UPDATE, ordered by id: the queue's own, and of the tasks that have a due job here those
--- that are open or drop. The clock may precede the wait: a gate that closed meanwhile is rechecked by its row.
+-- that are open or drop, and their concurrency caps. The clock may precede the wait: a gate that closed meanwhile is rechecked by its row.
 -- Index: line (queue_id, ...), job_line (one probe a line), gate (namespace, kind, name), primary key.
 with place as materialized (
     select
@@ -13,6 +13,8 @@ met as materialized (
     union all
     select g.id from flowq.gate g where g.namespace = $2::text and g.kind = 'queue_rate' and g.name = $3::text
     union all
+    select g.id from flowq.gate g where g.namespace = $2::text and g.kind = 'queue_concurrency' and g.name = $3::text
+    union all
     select g.id
     from flowq.line l
     cross join lateral (
@@ -22,10 +24,19 @@ met as materialized (
         limit 1
     ) due
     cross join lateral (
-        select t.id
-        from flowq.gate t
-        where t.namespace = $2::text and t.kind = 'task_rate' and t.name = l.task
-        limit 1
+        (
+            select t.id
+            from flowq.gate t
+            where t.namespace = $2::text and t.kind = 'task_rate' and t.name = l.task
+            limit 1
+        )
+        union all
+        (
+            select t.id
+            from flowq.gate t
+            where t.namespace = $2::text and t.kind = 'task_concurrency' and t.name = l.task
+            limit 1
+        )
     ) g
     where l.queue_id = (select queue_id from place)
 ),

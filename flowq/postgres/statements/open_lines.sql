@@ -6,6 +6,7 @@
 -- Locks: of the candidates only jobs with an open debounce window, SKIP LOCKED. A call that slides the window may hold
 -- its row for as long as the caller's transaction: waiting for it would hold up the queue. Other pending rows have no
 -- other writer while the queue is locked, and locking them would write WAL for claims that start nothing.
+-- Under a cap, the jobs that run are counted from live leases: from the workers through job_worker, as many as slots.
 -- Index: line (queue_id, ...), then for each line gate (namespace, kind, name), job_line in order, and job_costly for
 -- the highest cost; job_ready, one probe a priority, for what falls due next.
 with clock as materialized (
@@ -21,7 +22,7 @@ place as materialized (
 ),
 fifo as materialized (
     select
-        l.id, l.task, l.priority, g.id as gate_id,
+        l.id, l.task, l.priority, g.id as gate_id, k.id as cap_id,
         case when g.id <> all (p.locked) then 1 else $4::integer end as page
     from place p
     join flowq.line l on l.queue_id = p.queue_id
@@ -31,6 +32,12 @@ fifo as materialized (
         where t.namespace = $2::text and t.kind = 'task_rate' and t.name = l.task and t.params is not null
         limit 1
     ) g on true
+    left join lateral (
+        select t.id
+        from flowq.gate t
+        where t.namespace = $2::text and t.kind = 'task_concurrency' and t.name = l.task and t.params is not null
+        limit 1
+    ) k on true
     where (
         select true
         from flowq.job j
@@ -40,7 +47,7 @@ fifo as materialized (
 ),
 line as materialized (
     select
-        l.id, l.task, l.priority, l.gate_id,
+        l.id, l.task, l.priority, l.gate_id, l.cap_id,
         d.ids[1:l.page] as ids, d.eligible[1:l.page] as eligible, d.costs[1:l.page] as costs,
         d.firsts[1:l.page] as firsts, d.exempts[1:l.page] as exempts, cardinality(d.ids) <= l.page as complete,
         coalesce(
@@ -93,15 +100,34 @@ select
     ),
     case when row_number() over (order by l.priority desc, l.id) = 1 then (
         select json_agg(
-            json_build_array(g.id, g.kind, g.name, g.params, g.state, g.id = any (p.locked)) order by g.id
+            json_build_array(
+                g.id, g.kind, g.name, g.params, g.state, g.id = any (p.locked), coalesce(b.running, 0), b.lapses_us
+            ) order by g.id
         )::text
         from flowq.gate g
+        left join lateral (
+            select count(*) as running, min(w.lease_until_us) as lapses_us
+            from flowq.worker w
+            join flowq.job r on r.worker_id = w.id
+            where g.kind in ('task_concurrency', 'queue_concurrency')
+                and w.namespace = $2::text and w.lease_until_us > (select us from place)
+                and case
+                    when g.kind = 'queue_concurrency' then r.queue_id = (select queue_id from place)
+                    else (select f.task from flowq.line f where f.id = r.line_id) = g.name
+                end
+        ) b on true
         where g.params is not null and g.id = any (array(
             select o.id from flowq.gate o where o.namespace = $2::text and o.kind = 'queue_codel' and o.name = $3::text
             union all
             select o.id from flowq.gate o where o.namespace = $2::text and o.kind = 'queue_rate' and o.name = $3::text
             union all
+            select o.id
+            from flowq.gate o
+            where o.namespace = $2::text and o.kind = 'queue_concurrency' and o.name = $3::text
+            union all
             select d.gate_id from line d
+            union all
+            select d.cap_id from line d
         ))
     ) end,
     l.id, l.task, l.priority, l.ids, l.eligible, l.costs, l.firsts, l.exempts, l.complete, l.max_cost

@@ -1,6 +1,6 @@
 -- End attempts that succeeded or are dead: archive each, dead-letter the dead. $1 instant or null, $2 namespace, then
 -- arrays: $3 ids (sorted), $4 tokens, $5 results, $6 errors (null: it succeeded), $7 markers for the dead letters,
--- $8 whether it crashed. Returns the ids whose lease was still held.
+-- $8 whether it crashed, $9 notify. Wakes who waits for a slot under a cap. Returns the ids whose lease was still held.
 -- Locks: the jobs' rows, in the order of the ids. Index: primary key, whatever the size: state = 'running' matches no
 -- partial index (joined to an index of running jobs this was quadratic, 14.5 against 4.7 us a job).
 with clock as materialized (
@@ -31,4 +31,7 @@ lettered as (
     from gone g, clock c
     where g.why is not null
 )
-select id from gone
+select
+    id,
+    case when $9::text <> 'off' then (select flowq.notify_freed($2::text, array_agg(line_id)) from gone) end
+from gone

@@ -11,7 +11,7 @@ written as (
     from clock c, unnest($4::bigint[], $5::integer[], $6::bigint[], $7::text[], $8::boolean[])
         as w (id, token, delay_us, error, crashed)
     where j.id = w.id and j.token = w.token and j.namespace = $2::text and j.state = 'running'
-    returning j.id, j.queue_id, j.eligible_us
+    returning j.id, j.queue_id, j.line_id, j.eligible_us
 ),
 heard as (
     select pg_notify('flowq_' || w.queue_id, '')
@@ -28,4 +28,7 @@ heard as (
         limit 1
     )
 )
-select id, (select count(*) from heard) from written
+select
+    id, (select count(*) from heard),
+    case when $3::text <> 'off' then (select flowq.notify_freed($2::text, array_agg(line_id)) from written) end
+from written

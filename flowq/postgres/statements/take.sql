@@ -33,6 +33,25 @@ gated as materialized (
         (
             select true
             from flowq.gate g
+            where g.namespace = $2::text and g.kind = 'queue_concurrency' and g.name = $3::text
+                and g.params is not null
+            limit 1
+        ),
+        (
+            select true
+            from flowq.gate g
+            where g.namespace = $2::text and g.kind = 'task_concurrency' and g.params is not null
+                and (
+                    select true
+                    from flowq.line l
+                    where l.queue_id = (select queue_id from place) and l.task = g.name
+                    limit 1
+                )
+            limit 1
+        ),
+        (
+            select true
+            from flowq.gate g
             where g.namespace = $2::text and g.kind = 'task_rate' and g.params is not null
                 and (
                     select true
