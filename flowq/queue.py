@@ -20,9 +20,11 @@ from flowq.policy.rate_limit import Rate
 from flowq.programs import Declaration, Request, declare, enqueue
 from flowq.programs.commands import JobRecord
 from flowq.task import Duration, TaskSpec
-from flowq.units import checked_key
+from flowq.units import checked_key, duration_us
 
 if TYPE_CHECKING:
+    import psycopg
+
     from flowq.postgres.connection import AsyncBackend, Backend
     from flowq.postgres.server import Server
 
@@ -84,12 +86,20 @@ class AsyncTask(Generic[P, R]):
 class _Surface:
     """All that Queue and AsyncQueue do without waiting."""
 
-    def __init__(self, dsn: str | None = None, *, namespace: str = "default", notify: bool = True) -> None:
+    def __init__(
+        self,
+        dsn: str | None = None,
+        *,
+        namespace: str = "default",
+        notify: bool = True,
+        lock_timeout: Duration | None = None,
+    ) -> None:
         if dsn is not None and not isinstance(dsn, str):
             raise TypeError(f"dsn must be a PostgreSQL URL: {dsn!r}")
         self.dsn = dsn
         self.namespace = checked_key(namespace, "namespace")
         self.notify = notify
+        self._lock_timeout_us = None if lock_timeout is None else duration_us(lock_timeout, "lock_timeout")
         self._registry = Registry(self.namespace)
 
     _backend: Backend | AsyncBackend | None
@@ -208,6 +218,9 @@ class Queue(_Surface):
         Jobs, keys, limits and settings of two namespaces never meet.
     notify
         Whether enqueues wake sleeping workers (NOTIFY); off, workers poll.
+    lock_timeout
+        Longest wait of a keyed call for a key that another open transaction holds; then ``KeyLockTimeout``. None: as
+        the server is set, by default without end.
 
     Examples
     --------
@@ -218,8 +231,15 @@ class Queue(_Surface):
     Flow(RateLimit('10/s', on_excess='drop'))
     """
 
-    def __init__(self, dsn: str | None = None, *, namespace: str = "default", notify: bool = True) -> None:
-        super().__init__(dsn, namespace=namespace, notify=notify)
+    def __init__(
+        self,
+        dsn: str | None = None,
+        *,
+        namespace: str = "default",
+        notify: bool = True,
+        lock_timeout: Duration | None = None,
+    ) -> None:
+        super().__init__(dsn, namespace=namespace, notify=notify, lock_timeout=lock_timeout)
         self._backend: Backend | None = None
         self._opening = threading.Lock()
 
@@ -311,6 +331,7 @@ class Queue(_Surface):
         *,
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
+        connection: psycopg.Connection[Any] | None = None,
         **options: Any,
     ) -> Job:
         """Enqueue one call by the task's name; a task declared here brings its policies and defaults.
@@ -321,20 +342,37 @@ class Queue(_Surface):
             The task.
         payload
             The call's keyword arguments; or ``args`` and ``kwargs``.
+        connection
+            The caller's own psycopg connection (SQLAlchemy: ``session.connection().connection.driver_connection``,
+            Django: ``connection.connection``). The job is then written in its transaction and never committed here; in
+            autocommit mode, outside of a transaction, it is committed at once, like any statement there. A call with a
+            key holds the key until that commit, and others with the same key wait, within their ``lock_timeout``; it
+            needs READ COMMITTED. A refusal leaves the transaction usable.
         **options
             See :class:`flowq.task.CallOptions`.
-        """
-        return self._do(self._enqueue([self._request(name, payload, args, kwargs, options)]))[0]
 
-    def enqueue_many(self, calls: Iterable[Mapping[str, Any]]) -> list[Job]:
+        Raises
+        ------
+        KeyLockTimeout
+            Another open transaction holds the key past ``lock_timeout``.
+        ConfigurationError
+            An option is outside its range, or a keyed call is made above READ COMMITTED.
+        """
+        return self._enqueued([self._request(name, payload, args, kwargs, options)], connection)[0]
+
+    def enqueue_many(
+        self, calls: Iterable[Mapping[str, Any]], *, connection: psycopg.Connection[Any] | None = None
+    ) -> list[Job]:
         """Enqueue calls in order, all or none, in few round trips; return one handle a call.
 
         Parameters
         ----------
         calls
             Mappings: ``task``, then ``payload`` or ``args`` and ``kwargs``, and the options of ``enqueue``.
+        connection
+            The caller's own, as for ``enqueue``.
         """
-        return self._do(self._enqueue(self._requests(calls)))
+        return self._enqueued(self._requests(calls), connection)
 
     def job(self, id: int) -> JobRecord:
         """Return what is known of a job, live or archived.
@@ -387,6 +425,26 @@ class Queue(_Surface):
             lambda: enqueue(requests), lambda receipts: [Job(self, receipt) for receipt in receipts]
         )
 
+    def _enqueued(self, requests: list[Request], connection: psycopg.Connection[Any] | None) -> list[Job]:
+        return self._do_within(self._enqueue(requests), requests, connection)
+
+    def _do_within(
+        self, operation: Operation[T], requests: Sequence[Request], connection: psycopg.Connection[Any] | None
+    ) -> T:
+        """Do what these requests ask for, in the caller's transaction where there is one."""
+        if connection is None:
+            return self._do(operation)
+        import psycopg
+
+        from flowq.postgres.connection import checked_connection
+
+        checked_connection(connection, psycopg.Connection)
+        backend = self._connected()
+        missing = backend.store.unknown_lines(_lines(requests))
+        if missing:  # in the caller's transaction, others would wait for them until it ends
+            backend.run(lambda: declare((), lines=missing))
+        return operation.meaning(backend.run_within(connection, operation.program, _keyed(requests)))
+
     def _do(self, operation: Operation[T]) -> T:
         return operation.meaning(self._connected().run(operation.program))
 
@@ -397,7 +455,7 @@ class Queue(_Surface):
 
             with self._opening:
                 if self._backend is None:
-                    self._backend = Backend(self.dsn, self.namespace, notify=self.notify)
+                    self._backend = Backend(self.dsn, self.namespace, self.notify, self._lock_timeout_us)
                 backend = self._backend
         undeclared = self._undeclared()
         if undeclared is not None:
@@ -413,8 +471,15 @@ class AsyncQueue(_Surface):
     """As :class:`Queue`, awaited. Declaring (``task``, ``set_queue_*``) waits for nothing: the next operation, or
     :meth:`open`, tells the store."""
 
-    def __init__(self, dsn: str | None = None, *, namespace: str = "default", notify: bool = True) -> None:
-        super().__init__(dsn, namespace=namespace, notify=notify)
+    def __init__(
+        self,
+        dsn: str | None = None,
+        *,
+        namespace: str = "default",
+        notify: bool = True,
+        lock_timeout: Duration | None = None,
+    ) -> None:
+        super().__init__(dsn, namespace=namespace, notify=notify, lock_timeout=lock_timeout)
         self._backend: AsyncBackend | None = None
         self._opening = asyncio.Lock()
 
@@ -475,14 +540,17 @@ class AsyncQueue(_Surface):
         *,
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
+        connection: psycopg.AsyncConnection[Any] | None = None,
         **options: Any,
     ) -> AsyncJob:
         """Enqueue one call by the task's name. See :meth:`Queue.enqueue`."""
-        return (await self._do(self._enqueue([self._request(name, payload, args, kwargs, options)])))[0]
+        return (await self._enqueued([self._request(name, payload, args, kwargs, options)], connection))[0]
 
-    async def enqueue_many(self, calls: Iterable[Mapping[str, Any]]) -> list[AsyncJob]:
+    async def enqueue_many(
+        self, calls: Iterable[Mapping[str, Any]], *, connection: psycopg.AsyncConnection[Any] | None = None
+    ) -> list[AsyncJob]:
         """Enqueue calls in order, all or none. See :meth:`Queue.enqueue_many`."""
-        return await self._do(self._enqueue(self._requests(calls)))
+        return await self._enqueued(self._requests(calls), connection)
 
     async def job(self, id: int) -> JobRecord:
         """Return what is known of a job. See :meth:`Queue.job`."""
@@ -527,6 +595,30 @@ class AsyncQueue(_Surface):
     def _enqueue(self, requests: list[Request]) -> Operation[list[AsyncJob]]:
         return Operation(lambda: enqueue(requests), lambda receipts: [AsyncJob(self, r) for r in receipts])
 
+    async def _enqueued(
+        self, requests: list[Request], connection: psycopg.AsyncConnection[Any] | None
+    ) -> list[AsyncJob]:
+        return await self._do_within(self._enqueue(requests), requests, connection)
+
+    async def _do_within(
+        self,
+        operation: Operation[T],
+        requests: Sequence[Request],
+        connection: psycopg.AsyncConnection[Any] | None,
+    ) -> T:
+        if connection is None:
+            return await self._do(operation)
+        import psycopg
+
+        from flowq.postgres.connection import checked_connection
+
+        checked_connection(connection, psycopg.AsyncConnection)
+        backend = await self._connected()
+        missing = backend.store.unknown_lines(_lines(requests))
+        if missing:
+            await backend.run(lambda: declare((), lines=missing))
+        return operation.meaning(await backend.run_within(connection, operation.program, _keyed(requests)))
+
     async def _do(self, operation: Operation[T]) -> T:
         return operation.meaning(await (await self._connected()).run(operation.program))
 
@@ -545,9 +637,21 @@ class AsyncQueue(_Surface):
 
             async with self._opening:
                 if self._backend is None:
-                    self._backend = await AsyncBackend.open(self.dsn, self.namespace, notify=self.notify)
+                    self._backend = await AsyncBackend.open(
+                        self.dsn, self.namespace, self.notify, self._lock_timeout_us
+                    )
                 backend = self._backend
         undeclared = self._undeclared()
         if undeclared is not None:
             undeclared.meaning(await backend.run(undeclared.program))
         return backend
+
+
+def _lines(requests: Iterable[Request]) -> list[tuple[str, str, int]]:
+    """Where these requests' jobs wait: (queue, task, priority)."""
+    return sorted({(job.queue, job.task, job.priority) for job, *_ in requests})
+
+
+def _keyed(requests: Iterable[Request]) -> bool:
+    """Whether one of them has a key to lock; keys are found by the hashes that the job carries."""
+    return any(job.unique_hash is not None or job.window_hash is not None for job, *_ in requests)
