@@ -32,7 +32,16 @@ from flowq.postgres.migrate import check, migrate
 from flowq.postgres.server import Server, resolve_server
 from flowq.programs.commands import Program, Started
 
-__all__ = ["AsyncBackend", "AsyncLink", "Backend", "Link", "aopen", "checked_connection", "patient"]
+__all__ = [
+    "AsyncBackend",
+    "AsyncLink",
+    "Backend",
+    "Link",
+    "aopen",
+    "checked_connection",
+    "commits_at_once",
+    "patient",
+]
 
 T = TypeVar("T")
 
@@ -110,7 +119,7 @@ class Backend:
         ``keyed`` programs refuse an isolation level above READ COMMITTED: after the wait for a key they would read
         by a snapshot from before it, and join a job that has ended (rules C2, C7).
         """
-        if keyed and not _alone(conn):
+        if keyed and not commits_at_once(conn):
             try:
                 with psycopg.RawCursor(conn, row_factory=tuple_row) as cursor:
                     _check_isolation(cursor.execute(_ISOLATION).fetchone())
@@ -165,7 +174,7 @@ class AsyncBackend:
         self, conn: psycopg.AsyncConnection[Any], factory: Callable[[], Program[T]], keyed: bool = False
     ) -> T:
         """Run a program in the caller's transaction. See :meth:`Backend.run_within`."""
-        if keyed and not _alone(conn):
+        if keyed and not commits_at_once(conn):
             try:
                 async with psycopg.AsyncRawCursor(conn, row_factory=tuple_row) as cursor:
                     _check_isolation(await (await cursor.execute(_ISOLATION)).fetchone())
@@ -293,8 +302,8 @@ def checked_connection(conn: Any, kind: type[psycopg.Connection[Any] | psycopg.A
         )
 
 
-def _alone(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
-    """Whether a program gets a transaction of its own here: there is none, and none would begin by itself."""
+def commits_at_once(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+    """Whether what is written here is committed at once: there is no transaction, and none would begin by itself."""
     return conn.autocommit and conn.pgconn.transaction_status == pq.TransactionStatus.IDLE
 
 
