@@ -19,6 +19,7 @@ from flowq.policy import CoDel, Flow, RateLimit
 from flowq.policy.rate_limit import Rate
 from flowq.programs import Declaration, Request, declare, enqueue
 from flowq.programs.commands import JobRecord
+from flowq.rehearsal import AsyncMemoryBackend, Clock, MemoryBackend
 from flowq.task import Duration, TaskSpec
 from flowq.units import checked_key, duration_us
 
@@ -101,15 +102,27 @@ class _Surface:
         self.notify = notify
         self._lock_timeout_us = None if lock_timeout is None else duration_us(lock_timeout, "lock_timeout")
         self._registry = Registry(self.namespace)
+        self._memory = MemoryBackend() if dsn == "memory://" else None
 
-    _backend: Backend | AsyncBackend | None
+    _backend: Any  # Backend | AsyncBackend, or one of memory
 
     @property
     def server(self) -> Server:
         """The PostgreSQL in use, once the queue is open; ``server.describe()`` says which in one line."""
         if self._backend is None:
             raise FlowqError("queue is not open: call open(), or enqueue something")
-        return self._backend.server
+        server: Server = self._backend.server
+        return server
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of a ``memory://`` queue, to be moved by the test: ``clock.advance("5s")``, ``clock.now``."""
+        return self._rehearsed().clock
+
+    def _rehearsed(self) -> MemoryBackend:
+        if self._memory is None:
+            raise ConfigurationError("clock and run_due() are for tests: they need Queue('memory://')")
+        return self._memory
 
     def specs(self) -> list[TaskSpec]:
         """Return the declared tasks with the policies of their queues; ``flowsim.simulate`` takes the whole queue."""
@@ -212,7 +225,7 @@ class Queue(_Surface):
     Parameters
     ----------
     dsn
-        A PostgreSQL URL. None: ``FLOWQ_DATABASE_URL``, else ``DATABASE_URL``, else a server of its own, started from
+        A PostgreSQL URL, or ``memory://`` for tests (:mod:`flowq.testing`). None: ``FLOWQ_DATABASE_URL``, else ``DATABASE_URL``, else a server of its own, started from
         the ``embedded`` extra or the system's PostgreSQL.
     namespace
         Jobs, keys, limits and settings of two namespaces never meet.
@@ -240,7 +253,7 @@ class Queue(_Surface):
         lock_timeout: Duration | None = None,
     ) -> None:
         super().__init__(dsn, namespace=namespace, notify=notify, lock_timeout=lock_timeout)
-        self._backend: Backend | None = None
+        self._backend: Backend | MemoryBackend | None = self._memory
         self._opening = threading.Lock()
 
     @overload
@@ -403,6 +416,15 @@ class Queue(_Surface):
         """Enqueue dead letters again; return old id -> new id. A shed job is not shed a second time (rule D5)."""
         return self._do(redriven(ids))
 
+    def run_due(self) -> int:
+        """Run the due jobs of a ``memory://`` queue in this thread until none is due; return how many handlers ran.
+
+        Their retries, and jobs that they enqueue, run too where they are due now; the clock doesn't move.
+        """
+        self._rehearsed()
+        backend: MemoryBackend = self._connected()
+        return backend.run_due(self._registry.tasks.get)
+
     def open(self) -> None:
         """Connect, and store what was declared; every operation does so by itself."""
         self._connected()
@@ -448,7 +470,9 @@ class Queue(_Surface):
     def _do(self, operation: Operation[T]) -> T:
         return operation.meaning(self._connected().run(operation.program))
 
-    def _connected(self) -> Backend:
+    def _connected(self) -> Any:
+        if self._memory is not None:
+            self._backend = self._memory
         backend = self._backend
         if backend is None:
             from flowq.postgres.connection import Backend
@@ -480,7 +504,7 @@ class AsyncQueue(_Surface):
         lock_timeout: Duration | None = None,
     ) -> None:
         super().__init__(dsn, namespace=namespace, notify=notify, lock_timeout=lock_timeout)
-        self._backend: AsyncBackend | None = None
+        self._backend: AsyncBackend | AsyncMemoryBackend | None = None
         self._opening = asyncio.Lock()
 
     @overload
@@ -575,6 +599,12 @@ class AsyncQueue(_Surface):
         """Enqueue dead letters again. See :meth:`Queue.retry_dead`."""
         return await self._do(redriven(ids))
 
+    async def run_due(self) -> int:
+        """Run the due jobs of a ``memory://`` queue. See :meth:`Queue.run_due`."""
+        self._rehearsed()
+        backend: AsyncMemoryBackend = await self._connected()
+        return await backend.run_due(self._registry.tasks.get)
+
     async def open(self) -> None:
         """Connect, and store what was declared."""
         await self._connected()
@@ -622,7 +652,9 @@ class AsyncQueue(_Surface):
     async def _do(self, operation: Operation[T]) -> T:
         return operation.meaning(await (await self._connected()).run(operation.program))
 
-    async def _connected(self) -> AsyncBackend:
+    async def _connected(self) -> Any:
+        if self._memory is not None and self._backend is None:
+            self._backend = AsyncMemoryBackend(self._memory)
         backend = self._backend
         if backend is not None and backend.loop.is_closed():
             backend.server.release()  # of an earlier asyncio.run, which took its connections with it
