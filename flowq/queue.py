@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from flowq.declaration import Registry
-from flowq.errors import ConfigurationError, FlowqError
+from flowq.errors import ConfigurationError, DatabaseUnreachable, FlowqError
 from flowq.handles import AsyncJob, DeadLetter, Job, Operation, dead_letters, record, records, redriven
 from flowq.policy import CoDel, Flow, RateLimit
 from flowq.policy.rate_limit import Rate
-from flowq.programs import Declaration, Request, declare, enqueue
+from flowq.programs import Declaration, Receipt, Request, declare, enqueue
 from flowq.programs.commands import JobRecord
 from flowq.rehearsal import AsyncMemoryBackend, Clock, MemoryBackend
 from flowq.task import Duration, TaskSpec
@@ -34,6 +34,8 @@ __all__ = ["AsyncJob", "AsyncQueue", "AsyncTask", "DeadLetter", "Job", "Queue", 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+_BATCH = 1_000
+"""Calls of an AsyncQueue that go out together at most."""
 
 
 class Task(Generic[P, R]):
@@ -505,6 +507,9 @@ class AsyncQueue(_Surface):
     ) -> None:
         super().__init__(dsn, namespace=namespace, notify=notify, lock_timeout=lock_timeout)
         self._backend: AsyncBackend | AsyncMemoryBackend | None = None
+        self._waiting: dict[str, list[tuple[Request, asyncio.Future[Receipt]]]] = {}
+        """Calls to be sent with the next batch, of each queue that has a batch under way."""
+        self._sending: set[asyncio.Task[None]] = set()
         self._opening = asyncio.Lock()
 
     @overload
@@ -567,8 +572,14 @@ class AsyncQueue(_Surface):
         connection: psycopg.AsyncConnection[Any] | None = None,
         **options: Any,
     ) -> AsyncJob:
-        """Enqueue one call by the task's name. See :meth:`Queue.enqueue`."""
-        return (await self._enqueued([self._request(name, payload, args, kwargs, options)], connection))[0]
+        """Enqueue one call by the task's name. See :meth:`Queue.enqueue`.
+
+        Calls without a key that are made while one of the same queue is under way go out together, in order.
+        """
+        request = self._request(name, payload, args, kwargs, options)
+        if connection is None and not _keyed((request,)):
+            return AsyncJob(self, await self._joined(request))
+        return (await self._enqueued([request], connection))[0]
 
     async def enqueue_many(
         self, calls: Iterable[Mapping[str, Any]], *, connection: psycopg.AsyncConnection[Any] | None = None
@@ -624,6 +635,57 @@ class AsyncQueue(_Surface):
 
     def _enqueue(self, requests: list[Request]) -> Operation[list[AsyncJob]]:
         return Operation(lambda: enqueue(requests), lambda receipts: [AsyncJob(self, r) for r in receipts])
+
+    def _joined(self, request: Request) -> asyncio.Future[Receipt]:
+        """Send a call with others of its queue: at once if none is under way, else with the next batch.
+
+        Keyed calls don't join: one that waits for another transaction's key would hold up its neighbours, among them
+        maybe the call that has to return before that transaction ends. For the same reason queues go apart.
+        """
+        loop = asyncio.get_running_loop()
+        receipt: asyncio.Future[Receipt] = loop.create_future()
+        waiting = self._waiting.get(request.job.queue)
+        if waiting is not None and (not waiting or waiting[-1][1].get_loop() is loop):
+            waiting.append((request, receipt))
+        else:
+            self._waiting[request.job.queue] = waiting = [(request, receipt)]
+            task = loop.create_task(self._send(request.job.queue, waiting))
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+        return receipt
+
+    async def _send(self, queue: str, waiting: list[tuple[Request, asyncio.Future[Receipt]]]) -> None:
+        batch: list[tuple[Request, asyncio.Future[Receipt]]] = []
+        try:
+            while waiting:
+                batch = [call for call in waiting[:_BATCH] if not call[1].done()]
+                del waiting[:_BATCH]
+                if batch:
+                    await self._send_batch(batch)
+        finally:
+            if self._waiting.get(queue) is waiting:
+                del self._waiting[queue]
+            for _, receipt in (*batch, *waiting):  # none, unless the loop is being closed
+                receipt.cancel()
+
+    async def _send_batch(self, batch: Sequence[tuple[Request, asyncio.Future[Receipt]]]) -> None:
+        requests = [request for request, _ in batch]
+        try:
+            receipts = await self._do(Operation(lambda: enqueue(requests), list))
+        except Exception as error:
+            # A batch whose connection was lost may have been committed, so it isn't sent again.
+            if len(batch) == 1 or isinstance(error, DatabaseUnreachable):
+                for _, receipt in batch:
+                    if not receipt.done():
+                        receipt.set_exception(error)
+                return
+            for call in batch:  # whose error it was is seen when each goes alone
+                if not call[1].done():
+                    await self._send_batch((call,))
+            return
+        for (_, receipt), got in zip(batch, receipts, strict=True):
+            if not receipt.done():
+                receipt.set_result(got)
 
     async def _enqueued(
         self, requests: list[Request], connection: psycopg.AsyncConnection[Any] | None
