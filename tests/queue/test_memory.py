@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,3 +127,32 @@ def test_the_async_queue_does_the_same() -> None:
         return result, await queue.run_due()
 
     assert asyncio.run(run()) == (4, 1)
+
+
+def test_the_fixture_is_one_line_in_conftest(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["flowq.testing"]\n', encoding="utf-8")
+    (tmp_path / "test_it.py").write_text(
+        "def test_it(flowq_queue):\n    flowq_queue.enqueue('t')\n    assert flowq_queue.clock.now.year == 2025\n",
+        encoding="utf-8",
+    )
+    root = Path(flowq.__file__).parent.parent
+    paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
+    answer = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--rootdir",
+            str(tmp_path),
+            str(tmp_path),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stdout + answer.stderr
