@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from flowq.policy import Coalesce, CoDel, Debounce, Flow, RateLimit, Retry
     from flowq.policy.rate_limit import Rate
     from flowq.queue import AsyncQueue, Queue
+    from flowq.running import current_job
     from flowq.worker import Worker
 
 __version__: Final = "0.1.0"
@@ -69,6 +70,7 @@ _NAMES_OF: Final[dict[str, tuple[str, ...]]] = {
     "flowq.policy": ("CoDel", "Coalesce", "Debounce", "Flow", "RateLimit", "Retry"),
     "flowq.policy.rate_limit": ("Rate",),
     "flowq.queue": ("AsyncQueue", "Queue"),
+    "flowq.running": ("current_job",),
     "flowq.worker": ("Worker",),
 }
 _HOME_OF: Final = {name: module for module, names in _NAMES_OF.items() for name in names}
@@ -109,6 +111,7 @@ __all__ = [
     "UnknownTask",
     "Worker",
     "__version__",
+    "current_job",
 ]
 
 

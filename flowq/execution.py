@@ -24,13 +24,17 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowq.declaration import DeclaredTask
 from flowq.payload import clean_text, json_text, read_arguments
 from flowq.policy import Retry
 from flowq.programs import Ended, Failed, Succeeded
 from flowq.programs.commands import Started
+from flowq.running import CURRENT, RunningJob
+
+if TYPE_CHECKING:
+    from flowq.postgres.driver import PostgresStore
 
 __all__ = ["Attempt", "Execution"]
 
@@ -66,11 +70,18 @@ class Execution:
         Finds a declared task by its name.
     on_end
         Called in the event loop after jobs ended.
+    store
+        Where a handler can complete its job in a transaction of its own.
     """
 
     def __init__(
-        self, slots: int, declared: Callable[[str], DeclaredTask | None], on_end: Callable[[], None]
+        self,
+        slots: int,
+        declared: Callable[[str], DeclaredTask | None],
+        on_end: Callable[[], None],
+        store: PostgresStore | None = None,
     ) -> None:
+        self._store = store
         self._slots = slots
         self._declared = declared
         self._on_end = on_end
@@ -82,6 +93,8 @@ class Execution:
         self._given_up = False
         self.queues: dict[Attempt, str] = {}
         """The queue of each attempt that isn't settled yet."""
+        self.completed: set[Attempt] = set()
+        """Of these, the attempts whose handler has settled them itself, if it committed (rule X6)."""
         self.running = 0
         """Attempts whose handler hasn't ended."""
 
@@ -155,14 +168,18 @@ class Execution:
             job, handler = self._coroutines.popleft()
             if self._coroutines:
                 self._call_task()
+            running = self._running(job)
+            mark = CURRENT.set(running)
             try:
                 args, kwargs = read_arguments(job.payload)
                 result = await handler.function(*args, **kwargs)
-                outcome = _succeeded(job, result)
+                outcome = _succeeded(job, None if running.completed else result)
             except BaseException as error:
                 if self._given_up:
                     return
                 outcome = _failed(job, handler, error)
+            CURRENT.reset(mark)
+            self._note(running)
             self._end(outcome)
             if contextvars.copy_context() != context or (me is not None and me.cancelling()):
                 # The handler left a mark on this task: the next job gets a clean one.
@@ -207,16 +224,21 @@ class Execution:
                 return
             if self._functions:
                 self._call_thread()
+            running = self._running(job)
+            context = self._context.copy()
+            context.run(CURRENT.set, running)
             try:
                 args, kwargs = read_arguments(job.payload)
-                result = self._context.copy().run(handler.function, *args, **kwargs)
+                result = context.run(handler.function, *args, **kwargs)
                 if inspect.isawaitable(result):
-                    result, error = asyncio.run_coroutine_threadsafe(_awaited(result), self._loop).result()
+                    waiting = context.run(asyncio.run_coroutine_threadsafe, _awaited(result), self._loop)
+                    result, error = waiting.result()
                     if error is not None:
                         raise error
-                outcome = _succeeded(job, result)
+                outcome = _succeeded(job, None if running.completed else result)
             except BaseException as error:
                 outcome = _failed(job, handler, error)
+            self._note(running)
             self._end_in_thread(outcome)
 
     def _end_in_thread(self, outcome: Ended) -> None:
@@ -237,6 +259,13 @@ class Execution:
     def _end(self, outcome: Ended) -> None:
         self._ended.append(outcome)
         self._on_end()
+
+    def _running(self, job: Started) -> RunningJob:
+        return RunningJob(job, self.queues[job.id, job.token], self._store)
+
+    def _note(self, running: RunningJob) -> None:
+        if running.completed:
+            self.completed.add((running.id, running.attempt))
 
     def _find(self, task: str) -> _Handler | None:
         declared = self._declared(task)

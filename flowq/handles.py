@@ -81,10 +81,12 @@ class Operation(NamedTuple, Generic[T]):
 
 class _Runner(Protocol):
     def _do(self, operation: Operation[T]) -> T: ...
+    def run_due(self) -> int: ...
 
 
 class _AsyncRunner(Protocol):
     def _do(self, operation: Operation[T]) -> Awaitable[T]: ...
+    def run_due(self) -> Awaitable[int]: ...
 
 
 class _Handle:
@@ -137,6 +139,9 @@ class Job(_Handle):
         ResultTimeout
             It is not final yet.
         """
+        if getattr(self._queue, "_memory", None) is not None:
+            self._queue.run_due()
+            timeout = 0  # nobody else runs it: waiting would not help
         for pause_s in _pauses(self.id, timeout):
             found = self._queue._do(record(self.id))
             if found.state in FINAL:
@@ -157,6 +162,9 @@ class AsyncJob(_Handle):
 
     async def result(self, timeout: Duration | None = None) -> Any:  # noqa: ASYNC109 (as Job.result)
         """Wait until the job is final; return its result. See :meth:`Job.result`."""
+        if getattr(self._queue, "_memory", None) is not None:
+            await self._queue.run_due()
+            timeout = 0
         for pause_s in _pauses(self.id, timeout):
             found = await self._queue._do(record(self.id))
             if found.state in FINAL:

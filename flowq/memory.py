@@ -238,6 +238,10 @@ class MemoryStore:
             result: T = stop.value
             return result
 
+    def queue_names(self) -> list[str]:
+        """Return the queues that jobs were ever enqueued to, sorted."""
+        return sorted(self._queue_lines)
+
     # --- enqueue ---
 
     def _line(self, queue: str, task: str, priority: int) -> _Line:

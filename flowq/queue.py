@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from flowq.declaration import Registry
-from flowq.errors import ConfigurationError, FlowqError
+from flowq.errors import ConfigurationError, DatabaseUnreachable, FlowqError
 from flowq.handles import (
     AsyncJob,
     DeadLetter,
@@ -29,12 +29,15 @@ from flowq.handles import (
 )
 from flowq.policy import CoDel, Concurrency, Flow, RateLimit
 from flowq.policy.rate_limit import Rate
-from flowq.programs import Declaration, Request, declare, enqueue
+from flowq.programs import Declaration, Receipt, Request, declare, enqueue
 from flowq.programs.commands import JobRecord
+from flowq.rehearsal import AsyncMemoryBackend, Clock, MemoryBackend
 from flowq.task import Duration, TaskSpec
-from flowq.units import checked_key
+from flowq.units import checked_key, duration_us
 
 if TYPE_CHECKING:
+    import psycopg
+
     from flowq.postgres.connection import AsyncBackend, Backend
     from flowq.postgres.server import Server
 
@@ -43,6 +46,8 @@ __all__ = ["AsyncJob", "AsyncQueue", "AsyncTask", "DeadLetter", "Job", "Queue", 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+_BATCH = 1_000
+"""Calls of an AsyncQueue that go out together at most."""
 
 
 class Task(Generic[P, R]):
@@ -96,22 +101,42 @@ class AsyncTask(Generic[P, R]):
 class _Surface:
     """All that Queue and AsyncQueue do without waiting."""
 
-    def __init__(self, dsn: str | None = None, *, namespace: str = "default", notify: bool = True) -> None:
+    def __init__(
+        self,
+        dsn: str | None = None,
+        *,
+        namespace: str = "default",
+        notify: bool = True,
+        lock_timeout: Duration | None = None,
+    ) -> None:
         if dsn is not None and not isinstance(dsn, str):
             raise TypeError(f"dsn must be a PostgreSQL URL: {dsn!r}")
         self.dsn = dsn
         self.namespace = checked_key(namespace, "namespace")
         self.notify = notify
+        self._lock_timeout_us = None if lock_timeout is None else duration_us(lock_timeout, "lock_timeout")
         self._registry = Registry(self.namespace)
+        self._memory = MemoryBackend() if dsn == "memory://" else None
 
-    _backend: Backend | AsyncBackend | None
+    _backend: Any  # Backend | AsyncBackend, or one of memory
 
     @property
     def server(self) -> Server:
         """The PostgreSQL in use, once the queue is open; ``server.describe()`` says which in one line."""
         if self._backend is None:
             raise FlowqError("queue is not open: call open(), or enqueue something")
-        return self._backend.server
+        server: Server = self._backend.server
+        return server
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of a ``memory://`` queue, to be moved by the test: ``clock.advance("5s")``, ``clock.now``."""
+        return self._rehearsed().clock
+
+    def _rehearsed(self) -> MemoryBackend:
+        if self._memory is None:
+            raise ConfigurationError("clock and run_due() are for tests: they need Queue('memory://')")
+        return self._memory
 
     def specs(self) -> list[TaskSpec]:
         """Return the declared tasks with the policies of their queues; ``flowsim.simulate`` takes the whole queue."""
@@ -223,12 +248,15 @@ class Queue(_Surface):
     Parameters
     ----------
     dsn
-        A PostgreSQL URL. None: ``FLOWQ_DATABASE_URL``, else ``DATABASE_URL``, else a server of its own, started from
+        A PostgreSQL URL, or ``memory://`` for tests (:mod:`flowq.testing`). None: ``FLOWQ_DATABASE_URL``, else ``DATABASE_URL``, else a server of its own, started from
         the ``embedded`` extra or the system's PostgreSQL.
     namespace
         Jobs, keys, limits and settings of two namespaces never meet.
     notify
         Whether enqueues wake sleeping workers (NOTIFY); off, workers poll.
+    lock_timeout
+        Longest wait of a keyed call for a key that another open transaction holds; then ``KeyLockTimeout``. None: as
+        the server is set, by default without end.
 
     Examples
     --------
@@ -239,9 +267,16 @@ class Queue(_Surface):
     Flow(RateLimit('10/s', on_excess='drop'))
     """
 
-    def __init__(self, dsn: str | None = None, *, namespace: str = "default", notify: bool = True) -> None:
-        super().__init__(dsn, namespace=namespace, notify=notify)
-        self._backend: Backend | None = None
+    def __init__(
+        self,
+        dsn: str | None = None,
+        *,
+        namespace: str = "default",
+        notify: bool = True,
+        lock_timeout: Duration | None = None,
+    ) -> None:
+        super().__init__(dsn, namespace=namespace, notify=notify, lock_timeout=lock_timeout)
+        self._backend: Backend | MemoryBackend | None = self._memory
         self._opening = threading.Lock()
 
     @overload
@@ -342,6 +377,7 @@ class Queue(_Surface):
         *,
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
+        connection: psycopg.Connection[Any] | None = None,
         **options: Any,
     ) -> Job:
         """Enqueue one call by the task's name; a task declared here brings its policies and defaults.
@@ -352,20 +388,37 @@ class Queue(_Surface):
             The task.
         payload
             The call's keyword arguments; or ``args`` and ``kwargs``.
+        connection
+            The caller's own psycopg connection (SQLAlchemy: ``session.connection().connection.driver_connection``,
+            Django: ``connection.connection``). The job is then written in its transaction and never committed here; in
+            autocommit mode, outside of a transaction, it is committed at once, like any statement there. A call with a
+            key holds the key until that commit, and others with the same key wait, within their ``lock_timeout``; it
+            needs READ COMMITTED. A refusal leaves the transaction usable.
         **options
             See :class:`flowq.task.CallOptions`.
-        """
-        return self._do(self._enqueue([self._request(name, payload, args, kwargs, options)]))[0]
 
-    def enqueue_many(self, calls: Iterable[Mapping[str, Any]]) -> list[Job]:
+        Raises
+        ------
+        KeyLockTimeout
+            Another open transaction holds the key past ``lock_timeout``.
+        ConfigurationError
+            An option is outside its range, or a keyed call is made above READ COMMITTED.
+        """
+        return self._enqueued([self._request(name, payload, args, kwargs, options)], connection)[0]
+
+    def enqueue_many(
+        self, calls: Iterable[Mapping[str, Any]], *, connection: psycopg.Connection[Any] | None = None
+    ) -> list[Job]:
         """Enqueue calls in order, all or none, in few round trips; return one handle a call.
 
         Parameters
         ----------
         calls
             Mappings: ``task``, then ``payload`` or ``args`` and ``kwargs``, and the options of ``enqueue``.
+        connection
+            The caller's own, as for ``enqueue``.
         """
-        return self._do(self._enqueue(self._requests(calls)))
+        return self._enqueued(self._requests(calls), connection)
 
     def job(self, id: int) -> JobRecord:
         """Return what is known of a job, live or archived.
@@ -432,6 +485,15 @@ class Queue(_Surface):
         """
         return self._do(purged(ids, dead_filter(task, reason, before, limit)))
 
+    def run_due(self) -> int:
+        """Run the due jobs of a ``memory://`` queue in this thread until none is due; return how many handlers ran.
+
+        Their retries, and jobs that they enqueue, run too where they are due now; the clock doesn't move.
+        """
+        self._rehearsed()
+        backend: MemoryBackend = self._connected()
+        return backend.run_due(self._registry.tasks.get)
+
     def open(self) -> None:
         """Connect, and store what was declared; every operation does so by itself."""
         self._connected()
@@ -454,17 +516,39 @@ class Queue(_Surface):
             lambda: enqueue(requests), lambda receipts: [Job(self, receipt) for receipt in receipts]
         )
 
+    def _enqueued(self, requests: list[Request], connection: psycopg.Connection[Any] | None) -> list[Job]:
+        return self._do_within(self._enqueue(requests), requests, connection)
+
+    def _do_within(
+        self, operation: Operation[T], requests: Sequence[Request], connection: psycopg.Connection[Any] | None
+    ) -> T:
+        """Do what these requests ask for, in the caller's transaction where there is one."""
+        if connection is None:
+            return self._do(operation)
+        import psycopg
+
+        from flowq.postgres.connection import checked_connection
+
+        checked_connection(connection, psycopg.Connection)
+        backend = self._connected()
+        missing = backend.store.unknown_lines(_lines(requests))
+        if missing:  # in the caller's transaction, others would wait for them until it ends
+            backend.run(lambda: declare((), lines=missing))
+        return operation.meaning(backend.run_within(connection, operation.program, _keyed(requests)))
+
     def _do(self, operation: Operation[T]) -> T:
         return operation.meaning(self._connected().run(operation.program))
 
-    def _connected(self) -> Backend:
+    def _connected(self) -> Any:
+        if self._memory is not None:
+            self._backend = self._memory
         backend = self._backend
         if backend is None:
             from flowq.postgres.connection import Backend
 
             with self._opening:
                 if self._backend is None:
-                    self._backend = Backend(self.dsn, self.namespace, notify=self.notify)
+                    self._backend = Backend(self.dsn, self.namespace, self.notify, self._lock_timeout_us)
                 backend = self._backend
         undeclared = self._undeclared()
         if undeclared is not None:
@@ -480,9 +564,19 @@ class AsyncQueue(_Surface):
     """As :class:`Queue`, awaited. Declaring (``task``, ``set_queue_*``) waits for nothing: the next operation, or
     :meth:`open`, tells the store."""
 
-    def __init__(self, dsn: str | None = None, *, namespace: str = "default", notify: bool = True) -> None:
-        super().__init__(dsn, namespace=namespace, notify=notify)
-        self._backend: AsyncBackend | None = None
+    def __init__(
+        self,
+        dsn: str | None = None,
+        *,
+        namespace: str = "default",
+        notify: bool = True,
+        lock_timeout: Duration | None = None,
+    ) -> None:
+        super().__init__(dsn, namespace=namespace, notify=notify, lock_timeout=lock_timeout)
+        self._backend: AsyncBackend | AsyncMemoryBackend | None = None
+        self._waiting: dict[str, list[tuple[Request, asyncio.Future[Receipt]]]] = {}
+        """Calls to be sent with the next batch, of each queue that has a batch under way."""
+        self._sending: set[asyncio.Task[None]] = set()
         self._opening = asyncio.Lock()
 
     @overload
@@ -546,14 +640,23 @@ class AsyncQueue(_Surface):
         *,
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
+        connection: psycopg.AsyncConnection[Any] | None = None,
         **options: Any,
     ) -> AsyncJob:
-        """Enqueue one call by the task's name. See :meth:`Queue.enqueue`."""
-        return (await self._do(self._enqueue([self._request(name, payload, args, kwargs, options)])))[0]
+        """Enqueue one call by the task's name. See :meth:`Queue.enqueue`.
 
-    async def enqueue_many(self, calls: Iterable[Mapping[str, Any]]) -> list[AsyncJob]:
+        Calls without a key that are made while one of the same queue is under way go out together, in order.
+        """
+        request = self._request(name, payload, args, kwargs, options)
+        if connection is None and not _keyed((request,)):
+            return AsyncJob(self, await self._joined(request))
+        return (await self._enqueued([request], connection))[0]
+
+    async def enqueue_many(
+        self, calls: Iterable[Mapping[str, Any]], *, connection: psycopg.AsyncConnection[Any] | None = None
+    ) -> list[AsyncJob]:
         """Enqueue calls in order, all or none. See :meth:`Queue.enqueue_many`."""
-        return await self._do(self._enqueue(self._requests(calls)))
+        return await self._enqueued(self._requests(calls), connection)
 
     async def job(self, id: int) -> JobRecord:
         """Return what is known of a job. See :meth:`Queue.job`."""
@@ -598,6 +701,12 @@ class AsyncQueue(_Surface):
         """Remove dead letters. See :meth:`Queue.purge_dead`."""
         return await self._do(purged(ids, dead_filter(task, reason, before, limit)))
 
+    async def run_due(self) -> int:
+        """Run the due jobs of a ``memory://`` queue. See :meth:`Queue.run_due`."""
+        self._rehearsed()
+        backend: AsyncMemoryBackend = await self._connected()
+        return await backend.run_due(self._registry.tasks.get)
+
     async def open(self) -> None:
         """Connect, and store what was declared."""
         await self._connected()
@@ -618,10 +727,87 @@ class AsyncQueue(_Surface):
     def _enqueue(self, requests: list[Request]) -> Operation[list[AsyncJob]]:
         return Operation(lambda: enqueue(requests), lambda receipts: [AsyncJob(self, r) for r in receipts])
 
+    def _joined(self, request: Request) -> asyncio.Future[Receipt]:
+        """Send a call with others of its queue: at once if none is under way, else with the next batch.
+
+        Keyed calls don't join: one that waits for another transaction's key would hold up its neighbours, among them
+        maybe the call that has to return before that transaction ends. For the same reason queues go apart.
+        """
+        loop = asyncio.get_running_loop()
+        receipt: asyncio.Future[Receipt] = loop.create_future()
+        waiting = self._waiting.get(request.job.queue)
+        if waiting is not None and (not waiting or waiting[-1][1].get_loop() is loop):
+            waiting.append((request, receipt))
+        else:
+            self._waiting[request.job.queue] = waiting = [(request, receipt)]
+            task = loop.create_task(self._send(request.job.queue, waiting))
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+        return receipt
+
+    async def _send(self, queue: str, waiting: list[tuple[Request, asyncio.Future[Receipt]]]) -> None:
+        batch: list[tuple[Request, asyncio.Future[Receipt]]] = []
+        try:
+            while waiting:
+                batch = [call for call in waiting[:_BATCH] if not call[1].done()]
+                del waiting[:_BATCH]
+                if batch:
+                    await self._send_batch(batch)
+        finally:
+            if self._waiting.get(queue) is waiting:
+                del self._waiting[queue]
+            for _, receipt in (*batch, *waiting):  # none, unless the loop is being closed
+                receipt.cancel()
+
+    async def _send_batch(self, batch: Sequence[tuple[Request, asyncio.Future[Receipt]]]) -> None:
+        requests = [request for request, _ in batch]
+        try:
+            receipts = await self._do(Operation(lambda: enqueue(requests), list))
+        except Exception as error:
+            # A batch whose connection was lost may have been committed, so it isn't sent again.
+            if len(batch) == 1 or isinstance(error, DatabaseUnreachable):
+                for _, receipt in batch:
+                    if not receipt.done():
+                        receipt.set_exception(error)
+                return
+            for call in batch:  # whose error it was is seen when each goes alone
+                if not call[1].done():
+                    await self._send_batch((call,))
+            return
+        for (_, receipt), got in zip(batch, receipts, strict=True):
+            if not receipt.done():
+                receipt.set_result(got)
+
+    async def _enqueued(
+        self, requests: list[Request], connection: psycopg.AsyncConnection[Any] | None
+    ) -> list[AsyncJob]:
+        return await self._do_within(self._enqueue(requests), requests, connection)
+
+    async def _do_within(
+        self,
+        operation: Operation[T],
+        requests: Sequence[Request],
+        connection: psycopg.AsyncConnection[Any] | None,
+    ) -> T:
+        if connection is None:
+            return await self._do(operation)
+        import psycopg
+
+        from flowq.postgres.connection import checked_connection
+
+        checked_connection(connection, psycopg.AsyncConnection)
+        backend = await self._connected()
+        missing = backend.store.unknown_lines(_lines(requests))
+        if missing:
+            await backend.run(lambda: declare((), lines=missing))
+        return operation.meaning(await backend.run_within(connection, operation.program, _keyed(requests)))
+
     async def _do(self, operation: Operation[T]) -> T:
         return operation.meaning(await (await self._connected()).run(operation.program))
 
-    async def _connected(self) -> AsyncBackend:
+    async def _connected(self) -> Any:
+        if self._memory is not None and self._backend is None:
+            self._backend = AsyncMemoryBackend(self._memory)
         backend = self._backend
         if backend is not None and backend.loop.is_closed():
             backend.server.release()  # of an earlier asyncio.run, which took its connections with it
@@ -636,9 +822,21 @@ class AsyncQueue(_Surface):
 
             async with self._opening:
                 if self._backend is None:
-                    self._backend = await AsyncBackend.open(self.dsn, self.namespace, notify=self.notify)
+                    self._backend = await AsyncBackend.open(
+                        self.dsn, self.namespace, self.notify, self._lock_timeout_us
+                    )
                 backend = self._backend
         undeclared = self._undeclared()
         if undeclared is not None:
             undeclared.meaning(await backend.run(undeclared.program))
         return backend
+
+
+def _lines(requests: Iterable[Request]) -> list[tuple[str, str, int]]:
+    """Where these requests' jobs wait: (queue, task, priority)."""
+    return sorted({(job.queue, job.task, job.priority) for job, *_ in requests})
+
+
+def _keyed(requests: Iterable[Request]) -> bool:
+    """Whether one of them has a key to lock; keys are found by the hashes that the job carries."""
+    return any(job.unique_hash is not None or job.window_hash is not None for job, *_ in requests)

@@ -22,16 +22,26 @@ from collections.abc import Callable, Collection
 from typing import Any, Final, LiteralString, TypeVar
 
 import psycopg
+from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import tuple_row
 
-from flowq.errors import DatabaseUnreachable
+from flowq.errors import ConfigurationError, DatabaseUnreachable
 from flowq.postgres.driver import PostgresStore, aconfigure, apool, connect, pool, translated
 from flowq.postgres.migrate import check, migrate
 from flowq.postgres.server import Server, resolve_server
 from flowq.programs.commands import Program, Started
 
-__all__ = ["AsyncBackend", "AsyncLink", "Backend", "Link", "aopen", "patient"]
+__all__ = [
+    "AsyncBackend",
+    "AsyncLink",
+    "Backend",
+    "Link",
+    "aopen",
+    "checked_connection",
+    "commits_at_once",
+    "patient",
+]
 
 T = TypeVar("T")
 
@@ -58,6 +68,9 @@ _HELD: Final[LiteralString] = """
 """
 
 
+_ISOLATION: Final[LiteralString] = "select current_setting('transaction_isolation')"
+
+
 class Backend:
     """A server and a pool of connections to it, for calls.
 
@@ -69,6 +82,8 @@ class Backend:
         Of all that is written.
     notify
         Whether enqueues wake sleeping workers.
+    lock_timeout_us
+        Longest wait for a key that another open transaction holds.
 
     Raises
     ------
@@ -80,9 +95,11 @@ class Backend:
         There is no DSN, and no server could be started.
     """
 
-    def __init__(self, dsn: str | None, namespace: str, notify: bool = True) -> None:
+    def __init__(
+        self, dsn: str | None, namespace: str, notify: bool = True, lock_timeout_us: int | None = None
+    ) -> None:
         self.server = _ready(dsn)
-        self.store = PostgresStore(namespace, notify=notify)
+        self.store = PostgresStore(namespace, notify=notify, lock_timeout_us=lock_timeout_us)
         self._pool = pool(patient(self.server.dsn), **_POOL_OPTIONS)
         self._pool.open()
 
@@ -93,6 +110,22 @@ class Backend:
             return self.store.run(conn, factory)
         finally:
             self._pool.putconn(conn)
+
+    def run_within(
+        self, conn: psycopg.Connection[Any], factory: Callable[[], Program[T]], keyed: bool = False
+    ) -> T:
+        """Run a program in the caller's transaction, and don't commit; outside of one, in one of its own.
+
+        ``keyed`` programs refuse an isolation level above READ COMMITTED: after the wait for a key they would read
+        by a snapshot from before it, and join a job that has ended (rules C2, C7).
+        """
+        if keyed and not commits_at_once(conn):
+            try:
+                with psycopg.RawCursor(conn, row_factory=tuple_row) as cursor:
+                    _check_isolation(cursor.execute(_ISOLATION).fetchone())
+            except psycopg.Error as error:
+                raise translated(error) from error
+        return self.store.run(conn, factory, own_transaction=False)
 
     def _lend(self) -> psycopg.Connection[Any]:
         """Take a connection; the pool replaces dead ones, without the pauses that its own check makes."""
@@ -112,16 +145,20 @@ class Backend:
 class AsyncBackend:
     """As :class:`Backend`, awaited, and made by :meth:`open`. It lives in one event loop."""
 
-    def __init__(self, server: Server, namespace: str, notify: bool) -> None:
+    def __init__(
+        self, server: Server, namespace: str, notify: bool, lock_timeout_us: int | None = None
+    ) -> None:
         self.server = server
-        self.store = PostgresStore(namespace, notify=notify)
+        self.store = PostgresStore(namespace, notify=notify, lock_timeout_us=lock_timeout_us)
         self.loop = asyncio.get_running_loop()
         self._pool = apool(patient(server.dsn), **_POOL_OPTIONS)
 
     @classmethod
-    async def open(cls, dsn: str | None, namespace: str, notify: bool = True) -> AsyncBackend:
+    async def open(
+        cls, dsn: str | None, namespace: str, notify: bool = True, lock_timeout_us: int | None = None
+    ) -> AsyncBackend:
         """Find the server, check its schema, and open the pool. Raises as :class:`Backend`."""
-        backend = cls(await asyncio.to_thread(_ready, dsn), namespace, notify)
+        backend = cls(await asyncio.to_thread(_ready, dsn), namespace, notify, lock_timeout_us)
         await backend._pool.open()
         return backend
 
@@ -132,6 +169,18 @@ class AsyncBackend:
             return await self.store.arun(conn, factory)
         finally:
             await self._pool.putconn(conn)
+
+    async def run_within(
+        self, conn: psycopg.AsyncConnection[Any], factory: Callable[[], Program[T]], keyed: bool = False
+    ) -> T:
+        """Run a program in the caller's transaction. See :meth:`Backend.run_within`."""
+        if keyed and not commits_at_once(conn):
+            try:
+                async with psycopg.AsyncRawCursor(conn, row_factory=tuple_row) as cursor:
+                    _check_isolation(await (await cursor.execute(_ISOLATION)).fetchone())
+            except psycopg.Error as error:
+                raise translated(error) from error
+        return await self.store.arun(conn, factory, own_transaction=False)
 
     async def _lend(self) -> psycopg.AsyncConnection[Any]:
         try:
@@ -242,6 +291,29 @@ async def aopen(dsn: str) -> psycopg.AsyncConnection[Any]:
     except psycopg.Error as error:
         raise translated(error) from error
     return conn
+
+
+def checked_connection(conn: Any, kind: type[psycopg.Connection[Any] | psycopg.AsyncConnection[Any]]) -> None:
+    """Refuse what isn't a connection of psycopg, of this kind, and say how to get at it."""
+    if not isinstance(conn, kind):
+        raise TypeError(
+            f"connection must be a psycopg.{kind.__name__}: {conn!r}; under SQLAlchemy it is"
+            " session.connection().connection.driver_connection, under Django connection.connection"
+        )
+
+
+def commits_at_once(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+    """Whether what is written here is committed at once: there is no transaction, and none would begin by itself."""
+    return conn.autocommit and conn.pgconn.transaction_status == pq.TransactionStatus.IDLE
+
+
+def _check_isolation(row: tuple[Any, ...] | None) -> None:
+    if row is not None and row[0] not in ("read committed", "read uncommitted"):
+        raise ConfigurationError(
+            f"a call with a key needs a transaction at READ COMMITTED, this one is {row[0]}: it would judge by a"
+            " snapshot from before the wait for the key; enqueue in a transaction of that level, without a key,"
+            " or without connection="
+        )
 
 
 def patient(dsn: str) -> str:

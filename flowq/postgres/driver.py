@@ -20,7 +20,7 @@ psycopg become those of :mod:`flowq.errors` in one place, with the original as t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
@@ -110,7 +110,6 @@ class PostgresStore:
         self.namespace = namespace
         self.prepare = prepare
         self._codec = Codec(namespace, notify, lock_timeout_us)
-        self._bounded = lock_timeout_us is not None
 
     def run(
         self,
@@ -194,6 +193,10 @@ class PostgresStore:
             if own:
                 await _aroll_back(conn)
             raise
+
+    def unknown_lines(self, lines: Collection[LineKey]) -> list[LineKey]:
+        """Return those of these lines that an enqueue would have to create."""
+        return [line for line in lines if line not in self._codec.known]
 
     def channel_names(self, conn: Connection, queues: Sequence[str]) -> dict[str, str]:
         """Return the channel of each queue that exists: what a worker listens on."""
@@ -317,7 +320,7 @@ class PostgresStore:
 
     def _may_conflict(self, commands: Sequence[Any]) -> bool:
         """Whether a caller's transaction needs a savepoint, to survive a conflict or the wait for a key."""
-        return any(type(c) is OpenQueue or (self._bounded and type(c) is LockKeys) for c in commands)
+        return any(type(c) is OpenQueue or type(c) is LockKeys for c in commands)
 
     def _repeats(self, error: psycopg.Error, own: bool) -> bool:
         """Whether the program is to be run again after this error."""

@@ -199,7 +199,7 @@ class Worker:
         self._poll_at = time.monotonic() + self._poll_s
         self._stop_at = NEVER
         self._link = AsyncLink(server.dsn, store)
-        self._execution = Execution(self.concurrency, registry.tasks.get, self._nudge)
+        self._execution = Execution(self.concurrency, registry.tasks.get, self._nudge, store)
         self._heartbeat = Heartbeat(Link(server.dsn, store), self._lease_us, self._nudge_from_thread)
         upkeep = AsyncLink(server.dsn, store)
         try:
@@ -332,8 +332,16 @@ class Worker:
     def _settled(self, ended: Sequence[Ended], held: frozenset[int]) -> None:
         del self._outcomes[: len(ended)]
         for outcome in ended:
-            queue = self._execution.queues.pop((outcome.id, outcome.token))
-            if outcome.id not in held:
+            attempt = (outcome.id, outcome.token)
+            queue = self._execution.queues.pop(attempt)
+            completed = attempt in self._execution.completed
+            self._execution.completed.discard(attempt)
+            if outcome.id not in held and completed:
+                # Its handler has settled it in a transaction of its own (rule X6), and can't fail any more.
+                if isinstance(outcome, Failed):
+                    why = outcome.error.strip().rpartition("\n")[2]
+                    _log.warning("job %d: raised after its success was committed: %s", outcome.id, why)
+            elif outcome.id not in held:
                 _log.warning("job %d: the outcome of attempt %d came too late", outcome.id, outcome.token)
             elif isinstance(outcome, Failed):
                 self._sources.hint(queue)  # it may be pending again
