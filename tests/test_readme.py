@@ -55,7 +55,7 @@ def test_the_most_asked_question(
     monkeypatch.chdir(tmp_path)
     rows = "".join(f"{n * 0.08:.2f},{n % 7},0.2\n" for n in range(200))
     Path("calls.csv").write_text(f"t_s,key,service_s\n{rows}")
-    exec(compile(PYTHON[3], "README.md", "exec"), {})
+    exec(compile(PYTHON[4], "README.md", "exec"), {})
     verdicts = capsys.readouterr().out.splitlines()
     assert len(verdicts) == 6
     assert all("SLO p99 sojourn <= 5s" in verdict for verdict in verdicts)
@@ -72,3 +72,7 @@ def test_what_it_points_to_exists(path: tuple[str, str]) -> None:
 @pytest.mark.parametrize("target", re.findall(r"^make (\w+)", README, flags=re.MULTILINE))
 def test_its_make_targets_exist(target: str) -> None:
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+
+
+def test_a_queue_for_tests() -> None:  # S5
+    exec(compile(PYTHON[3], "README.md", "exec"), {})
