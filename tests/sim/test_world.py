@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowq import Queue
-from flowq.policy import Coalesce, CoDel, Debounce, Flow, RateLimit
+from flowq.policy import Coalesce, CoDel, Concurrency, Debounce, Flow, RateLimit
 from flowq.task import TaskSpec
 from flowsim import Workload, exponential, simulate
 from flowsim.experiment import plan
@@ -35,6 +35,23 @@ def calls_at(*instants_s: float, keys: Any = None, service_s: Any = None) -> Wor
 
 def starts(result: Any) -> list[float]:
     return result.jobs["start_s"].tolist()  # type: ignore[no-any-return]
+
+
+def test_a_cap_below_the_workers_is_as_so_many_workers() -> None:  # A1
+    calls = Workload.poisson("40/s", "30s", seed=1)
+    capped = simulate(Flow(Concurrency(2)), calls, workers=5, service="40ms")
+    assert starts(capped) == starts(simulate(Flow(), calls, workers=2, service="40ms"))
+
+
+def test_the_cap_of_a_whole_queue_is_simulated() -> None:  # A1
+    queue = Queue()
+
+    @queue.task
+    def work() -> None: ...
+
+    queue.set_queue_concurrency("default", 1)
+    result = simulate(queue, calls_at(0, 0, 0), workers=3, service="1s")
+    assert starts(result) == [0, 1, 2]
 
 
 # --- plain queues --------------------------------------------------------------------------------------------------
