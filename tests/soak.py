@@ -27,10 +27,12 @@ from flowq.errors import StoreError
 from flowq.postgres.server import create_database, embedded_server
 
 HERE: Final = Path(__file__).parent
-LEASE_S: Final = 2
+LEASE_S: Final = 4
 _BATCH: Final = 1_000
 _WAITING: Final = 5_000
 """Jobs that wait before the producer rests; so the queue is never empty and never only a backlog."""
+_ALONE: Final = 5
+"""Of each batch's jobs: of a task that runs one at a time, over all workers (rule A1)."""
 _SERVER_REST_S: Final = 6.0
 """Between two kills of the server: its guard gives up on one that ends again and again at once."""
 _ENDING: Final = """
@@ -51,7 +53,16 @@ _BALANCE: Final = """
         count(*), count(distinct s.id), count(*) filter (where s.state = 'succeeded'),
         count(*) filter (where s.state = 'failed'), count(*) filter (where s.state in ('pending', 'running')),
         count(*) filter (where r.n is null), coalesce(sum(s.crashes), 0), coalesce(sum(r.runs), 0),
-        count(*) filter (where r.runs > s.token)
+        count(*) filter (where r.runs > s.token),
+        (
+            select count(*)
+            from (
+                select a.started_us < lag(a.finished_us) over (order by a.started_us) as overlaps
+                from flowq.archive a join flowq.line l on l.id = a.line_id
+                where l.task = 'alone'
+            ) o
+            where o.overlaps
+        )
     from stored s left join ran r on r.n = s.n
 """
 
@@ -69,6 +80,7 @@ class Balance(NamedTuple):
     crashes: int
     runs: int
     ran_more_often_than_started: int
+    ran_beside_another_under_a_cap_of_one: int
     worker_kills: int
     connection_kills: int
     server_kills: int
@@ -79,6 +91,7 @@ class Balance(NamedTuple):
         return (
             self.accepted <= self.stored == self.distinct == self.succeeded + self.failed
             and self.left == self.never_ran == self.ran_more_often_than_started == 0
+            and self.ran_beside_another_under_a_cap_of_one == 0
         )
 
 
@@ -146,12 +159,18 @@ class Soak:
                 batch = range(sent, sent + min(_BATCH, self.jobs - accepted))
                 sent = batch.stop
                 with suppress(StoreError):
-                    accepted += len(queue.enqueue_many([{"task": "soaked", "args": [n]} for n in batch]))
+                    accepted += len(queue.enqueue_many([self._call(n, n - batch.start) for n in batch]))
                 self._kill_something()
                 self._rest(_WAITING)
                 if report is not None:
                     report(accepted)
         return accepted
+
+    @staticmethod
+    def _call(n: int, nth: int) -> dict[str, Any]:
+        if nth < _ALONE:
+            return {"task": "alone", "queue": "alone", "args": [n]}
+        return {"task": "soaked", "args": [n]}
 
     def _drained(self) -> None:
         self._rest(0, within_s=300)
@@ -212,6 +231,7 @@ class Soak:
             "flowq.cli",
             "worker",
             "soaked:queue",
+            "--queues=default,alone",
             "--concurrency=20",
             f"--lease={LEASE_S}s",
         ]
@@ -233,7 +253,7 @@ def main() -> int:
         soak = Soak(options.jobs, options.processes, not options.no_server_kills, options.seed)
         balance = soak.run(lambda accepted: bar.update(accepted - bar.n))
     for name, value in balance._asdict().items():
-        print(f"{name.replace('_', ' '):28}{value:>12,}")
+        print(f"{name.replace('_', ' '):40}{value:>12,}")
     print("the balance", "holds" if balance.holds() else "DOES NOT HOLD")
     return 0 if balance.holds() else 1
 

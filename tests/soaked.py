@@ -20,3 +20,9 @@ def soaked(n: int) -> None:
     if db is None or db.closed:
         db = _own.db = psycopg.connect(os.environ["SOAK_DSN"], autocommit=True)
     db.execute("insert into public.ran (n) values (%s)", [n])
+
+
+@queue.task(queue="alone", max_concurrent=1, max_retries=10, retry_delays=["100ms"])
+def alone(n: int) -> None:
+    """As `soaked`, one at a time."""
+    soaked(n)
