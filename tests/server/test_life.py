@@ -305,11 +305,11 @@ def test_the_server_of_a_lost_guard_is_stopped_first(place: Place) -> None:
     """Where no signal follows a parent's death, the next guard finds the server still running."""
     with place.client() as client:
         remember(client.dsn)
-        guard = place.commands()[place.guard_pid]
-        folder = Path(guard.split('"folder": "')[1].split('"')[0])
+        program = place.commands()[place.server_pid].split()[0]
+        # A copy, where the server's user can't reach the binaries.
     place.ends()
     layout = place.layout
-    command = [folder / "postgres", "-D", layout.data, "-c", "listen_addresses="]
+    command = [program, "-D", layout.data, "-c", "listen_addresses="]
     command += ["-c", f"unix_socket_directories={layout.cluster}"]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, **run_as_server(place)) as orphan:
         eventually(lambda: is_answering(client.dsn), "the orphan answers")
