@@ -151,13 +151,10 @@ def plan(
         _check_keys(spec, each)
     arrivals_us, keys, service_us, task_of = _merged(served)
     queue = specs[0].queue
-    drops = any(
-        spec.flow.rate_limit is not None and spec.flow.rate_limit.on_excess == "drop" for spec in specs
-    )
     return Plan(
         policy=policy,
         specs=specs,
-        gates=Gates(queue, declarations, tuple(spec.line for spec in specs), drops),
+        gates=Gates(queue, declarations, tuple(spec.line for spec in specs)),
         workload=" + ".join(dict.fromkeys(each.name for each in by_task)),
         service="as recorded" if service is None else service_of(service).caption,
         arrivals_us=arrivals_us,

@@ -13,8 +13,8 @@ the job of its key ends opens a new job, and so does one at the instant at which
 equals, the order is that in which they were scheduled; no set and no hash decides anything.
 
 A claim says at which instant another can do more with no event between; one timer stands at the earliest such instant.
-Claims that can do nothing are left out: with no worker free nothing starts, and only a flow that drops its excess is
-claimed then, with n = 0, which can shed but not start (rule D1).
+Claims that can do nothing are left out: with no worker free nothing starts, and what waits for a worker only is no
+excess (rule D1a).
 
 There is no process and no request object for a job: one lean event for each worker, one for the next arrival, one for
 the timer, and columns of numbers.
@@ -83,8 +83,6 @@ class Gates(NamedTuple):
     queue: str
     declarations: tuple[Declaration, ...]
     lines: tuple[tuple[str, str, int], ...]
-    drops: bool
-    """Whether a task drops its excess, so that claims matter while no worker is free."""
 
 
 class Offer(NamedTuple):
@@ -180,7 +178,6 @@ class World:
         self._drive = drive
         self._gates = gates
         self._queue = gates.queue
-        self._drops = gates.drops
         self._until_us = until_us
         self._env = simpy.Environment()
         self._schedule = self._env.schedule
@@ -267,7 +264,7 @@ class World:
             self._call_job[call] = job
             self._eligible_us[job] = due_us
             if due_us <= now:
-                if self._free or self._drops:
+                if self._free:
                     self._claim()
                 return
         else:
@@ -277,7 +274,7 @@ class World:
             if outcome is Outcome.COALESCED:
                 return
             self._eligible_us[job] = due_us
-        if (self._free or self._drops) and due_us > now and not now < self._timer_us <= due_us:
+        if self._free and due_us > now and not now < self._timer_us <= due_us:
             self._set_timer(due_us)
 
     def _fall_due(self, _event: simpy.Event) -> None:
@@ -311,7 +308,7 @@ class World:
                 self._shed(shed)
             more = claimed.more
         come_back_us = claimed.come_back_us
-        if come_back_us is None or not (self._free or self._drops):
+        if come_back_us is None or not self._free:
             self._timer_us = NEVER
         elif come_back_us != self._timer_us:
             if come_back_us <= now:

@@ -59,7 +59,7 @@ def claim(
 ) -> Program[Claimed]:
     """Settle ``ended``, then start up to ``n`` due jobs of a queue, and shed what its policies shed.
 
-    ``n`` may be 0: a claim that can shed but not start (rule D1).
+    ``n`` may be 0: a claim that neither starts nor sheds; it says when to come back (rule D1a).
     """
     settled: frozenset[int] = frozenset()
     lead = (settlement(ended),) if ended else ()

@@ -5,8 +5,8 @@ Theory of operation
 :class:`Selection` is given what a store read of one queue under its locks and replays, in memory, the law of rule
 A5a: a claim of *n* is *n* claims of one at the same instant. Each turn of the loop is one of these, in this order:
 
-1. **excess** (D1): of a drop task, every due first attempt that a bucket refuses is shed;
-2. nothing waits in an open lane, or the slots are full: the end;
+1. **excess** (D1): while a slot is free, of a drop task, every due first attempt that a bucket refuses is shed;
+2. nothing waits in an open lane, or the slots are full: the end. What waits for a slot only is no excess (D1a);
 3. **CoDel** (O3): fed the sojourn of the oldest waiting job; *shed* takes the oldest job of the lowest priority;
 4. **start**: the first job in dispatch order spends its tokens, and its lane may close.
 
@@ -110,6 +110,10 @@ class _Line:
     def hides(self) -> bool:
         """Nothing read is left, but there is more to read."""
         return self.head == len(self.rows) and not self.complete
+
+    def is_over(self) -> bool:
+        """Nothing waits in it any more, read or unread."""
+        return self.head == len(self.rows) and self.complete
 
     def first_judged(self) -> Due | None:
         """The oldest row that CoDel judges; None if all that wait are exempt."""
@@ -292,20 +296,21 @@ class Selection:
     def advance(self) -> tuple[ReadLine | ReadCostly, ...]:
         """Judge on until done (returns no reads), or until rows are missing (returns the reads)."""
         while not self.more:
-            missing = self._shed_excess() if self.drop_lanes else ()
-            if missing:
-                return missing
-            if self.more:
-                break
+            if self.slots > 0:
+                missing = self._shed_excess() if self.drop_lanes else ()
+                if missing:
+                    return missing
+                if self.more:
+                    break
             lines = self._open_lines()
-            if self.slots == 0:
-                self._disarm_if_idle()
-                break
-            unread = [line for line in lines if line.hides()] if self.partial else []
+            unread = [line for line in lines if line.hides()] if self.partial and self.slots > 0 else []
             if unread:
                 return self._ask(unread)
             waiting = [line for line in lines if line.head < len(line.rows)]
-            if not waiting:
+            if self.slots == 0 or not waiting:
+                hidden = self._hidden_heads() if self.partial else []
+                if hidden:
+                    return self._ask(hidden)
                 self._disarm_if_idle()
                 break
             line = waiting[0] if len(waiting) == 1 else min(waiting, key=_dispatch_order)
@@ -393,6 +398,14 @@ class Selection:
             if lane.open:
                 lines += lane.lines
         return lines
+
+    def _hidden_heads(self) -> list[_Line]:
+        """The lines that may hold the first job of their lane and aren't read that far.
+
+        Whether a lane holds a job, and when it opens to it, is part of the answer; so no lane ends a claim unread.
+        """
+        heads = (next((line for line in lane.lines if not line.is_over()), None) for lane in self.lanes)
+        return [line for line in heads if line is not None and line.hides()]
 
     # --- 3: CoDel ---
 

@@ -98,7 +98,7 @@ class Attention:
         now_s
             The instant.
         attentive
-            Whether a new job would matter now: a slot is free, or excess is to be shed.
+            Whether a new job would matter now: a slot is free.
         """
         if attentive:
             self._full_since_s = NEVER

@@ -6,8 +6,7 @@ One loop owns all claims (:meth:`Worker._step`). A step does the first of these 
 
 1. free slots, and a queue that may have a due job: claim, and in the same transaction settle what has ended;
 2. outcomes wait: settle them alone;
-3. no free slot, but a task here drops its excess: claim with n = 0, which can shed but not start (rule D1);
-4. rest until a job ends, a hint comes, or the instant at which a claim said that it could do more.
+3. rest until a job ends, a hint comes, or the instant at which a claim said that it could do more.
 
 When it says that it sleeps, so that enqueues notify it, is decided by :mod:`flowq.worker.attention`; how several
 queues share its slots, by :mod:`flowq.worker.sources`.
@@ -272,10 +271,6 @@ class Worker:
             await self._claim(ready, free)
         elif self._outcomes:
             await self._settle()
-        elif free == 0 and any(source.hinted for source in ready) and self._sheds():
-            for source in ready:
-                if source.hinted:
-                    await self._claim_from(source, 0)
         else:
             await self._rest(now, free)
 
@@ -369,16 +364,11 @@ class Worker:
                 _log.warning("job %d: its claim was committed but the reply was lost, starting it", job.id)
                 self._execution.start(job, queue)
 
-    def _sheds(self) -> bool:
-        """Whether a task here drops its excess, so that arrivals matter while no slot is free (rule D1)."""
-        limits = (declared.spec.flow.rate_limit for declared in self.queue._registry.tasks.values())
-        return any(limit is not None and limit.on_excess == "drop" for limit in limits)
-
     # --- rest ---
 
     async def _rest(self, now: float, free: int) -> None:
         """Wait for a job's end, a hint or the next instant; say first that enqueues shall notify."""
-        attentive = not self._stop_asked and (free > 0 or self._sheds())
+        attentive = not self._stop_asked and free > 0
         until = self._stop_at if self._stop_asked else min(self._poll_at, self._audit_at)
         if attentive:
             until = min(until, self._sources.next_s())

@@ -177,15 +177,47 @@ def test_excess_is_shed_at_once_with_its_marker() -> None:  # D1, D2, F25, F38
     assert queue.read(ReadJobs((jobs[4],)))[jobs[4]].metadata == '{"mine":1}'  # F26
 
 
-def test_a_claim_of_none_sheds_and_never_starts() -> None:  # D1
+def test_a_claim_of_none_neither_starts_nor_sheds() -> None:  # D1a
     queue = Queue(task=Flow(RateLimit("1/h", on_excess="drop")))
-    jobs = queue.call("task", n=2)
-    assert queue.claim(0).sheds == [], "a token remains: jobs that only lack a slot wait"
+    queue.call("task", n=2)
     queue.claim(1)
-    queue.call("task", n=1)
     claimed = queue.claim(0)
-    assert (claimed.started, ids(claimed.sheds)) == ([], [3])
-    assert jobs == [1, 2]
+    assert (claimed.started, claimed.sheds) == ([], [])
+    assert ids(queue.claim(1).sheds) == [2], "a slot is free: now it is excess"
+
+
+def test_load_below_its_limit_that_gathers_behind_a_busy_worker_is_not_shed() -> None:  # D1a
+    queue = Queue(task=Flow(RateLimit("10/s", burst=1, on_excess="drop")))
+    for second in range(6):
+        queue.call("task", at_us=second * S)
+    claims = [queue.claim(1, nth * 14 * S) for nth in range(6)]
+    assert [(len(each.started), len(each.sheds)) for each in claims] == [(1, 0)] * 6
+
+
+def test_the_instant_of_the_next_start_does_not_depend_on_a_page() -> None:  # R3, R4
+    answers = []
+    for n in (8, 9):  # the ninth due job is beyond the first page of a claim of one
+        queue = Queue(task=Flow(RateLimit("1/s", burst=3, on_excess="drop")))
+        [id] = queue.call("task", cost=2)
+        [started] = queue.claim(1).started
+        queue.store.run(settle([Failed(id, started.token, "boom", 0, Retry(1, delays=["9s"]))]), 0)
+        queue.call("task", at_us=S, n=n - 1, cost=2)
+        claimed = queue.claim(1, 9 * S)
+        answers.append((len(claimed.started), len(claimed.sheds), claimed.come_back_us))
+    assert answers == [(1, 0, 10 * S), (1, 0, 10 * S)]
+
+
+@pytest.mark.parametrize("law", ["rfc8289", "slough"])
+@pytest.mark.parametrize("n", [7, 8, 9, 30, 300])
+def test_a_queue_left_without_a_due_job_is_disarmed_whatever_was_read(n: int, law: str) -> None:  # O3
+    queue = Queue(drops=Flow(RateLimit("1/d", burst=3, on_excess="drop")), plain=Flow())
+    queue.gate("queue_codel", CoDel("1s", "10s", law=law))
+    queue.call("drops", n=n, cost=2)
+    first = queue.claim(9, 5 * S)
+    assert (len(first.started), len(first.sheds)) == (1, n - 1)
+    queue.call("plain", at_us=14 * S, n=5)
+    later = queue.claim(1, 16 * S)
+    assert (len(later.started), list(later.sheds)) == (1, [])
 
 
 def test_a_queues_refusal_sheds_drop_tasks_and_defers_the_rest() -> None:  # D1, D2, F29
@@ -217,12 +249,12 @@ def test_a_retry_is_never_excess() -> None:  # D4, F33
     assert (claimed.started, claimed.sheds, claimed.come_back_us) == ([], [], H)
 
 
-def test_only_what_costs_more_than_the_tokens_is_excess() -> None:  # D1
+def test_only_what_costs_more_than_the_tokens_is_excess() -> None:  # D1, D1a
     queue = Queue(task=Flow(RateLimit("3/h", on_excess="drop")))
     small, large, last = (queue.call("task", cost=cost)[0] for cost in (1, 3, 2))
+    assert (ids(queue.claim(1).started), ids(queue.claim(0).sheds)) == ([small], [])
     claimed = queue.claim(1)
-    assert (ids(claimed.started), ids(claimed.sheds)) == ([small], [large])
-    assert ids(queue.claim(1).started) == [last]
+    assert (ids(claimed.started), ids(claimed.sheds)) == ([last], [large])
 
 
 def test_sheds_come_in_pages_of_a_thousand() -> None:  # D1
@@ -230,7 +262,7 @@ def test_sheds_come_in_pages_of_a_thousand() -> None:  # D1
     queue.call("task", n=2_502)
     pages = []
     while True:
-        claimed = queue.claim(1)
+        claimed = queue.claim(2)
         pages.append((len(claimed.started), len(claimed.sheds), claimed.more))
         if not claimed.more:
             break

@@ -38,7 +38,7 @@ class Letters:
         started = self.run(claim("default", n, 1), 0).started
         self.run(settle([Failed(job.id, job.token, "boom") for job in started]), S)
         self.shed = self.ids(enqueue([SHEDS.keyed_request()] * (n + 1)))[1:]
-        while self.run(claim("default", 1, 1), 2 * S).more:
+        while self.run(claim("default", 2, 1), 2 * S).more:
             pass
 
     def run(self, program: Program[Any], now_us: int = 3 * S) -> Any:

@@ -154,12 +154,18 @@ def test_service_that_takes_no_time_frees_the_worker_before_the_next_call_of_the
 # --- drops and sheds -----------------------------------------------------------------------------------------------
 
 
-def test_excess_is_dropped_although_no_worker_is_free() -> None:
+def test_what_waits_for_a_worker_is_no_excess() -> None:  # D1a
+    flow = Flow(RateLimit("10/s", burst=1, on_excess="drop"))
+    result = simulate(flow, calls_at(*range(6)), service="14s")
+    assert result.jobs["outcome"].tolist() == ["succeeded"] * 6
+
+
+def test_excess_is_judged_while_a_worker_is_free() -> None:  # D1, D1a
     flow = Flow(RateLimit("1/s", burst=1, on_excess="drop"))
-    result = simulate(flow, calls_at(0, 0.1, 1.0, 1.05), service="10s")
-    # At 0.1 s there is no token. At 1 s there is one, so the two only lack a worker; the start at 10 s takes it.
-    assert result.jobs["outcome"].tolist() == ["succeeded", "shed", "succeeded", "shed"]
-    assert result.jobs["end_s"].tolist() == [10, 0.1, 20, 10]
+    result = simulate(flow, calls_at(0, 0.1, 1.0, 1.05), workers=2, service="10s")
+    # At 0.1 s there is a worker and no token. At 1 s the second worker starts one; the last finds a token at 10 s.
+    assert result.jobs["outcome"].tolist() == ["succeeded", "shed", "succeeded", "succeeded"]
+    assert result.jobs["end_s"].tolist() == [10, 0.1, 11, 20]
 
 
 def test_more_sheds_than_a_transaction_takes_are_all_shed_at_their_instant() -> None:
@@ -172,11 +178,11 @@ def test_more_sheds_than_a_transaction_takes_are_all_shed_at_their_instant() -> 
     assert (shed["reason"] == "rate_limit").all()
 
 
-def test_debounced_excess_falls_due_and_is_dropped_while_workers_are_busy() -> None:
+def test_debounced_excess_falls_due_and_is_dropped_once_a_worker_is_free() -> None:  # D1a
     flow = Flow(Debounce("1s", "{k}", "1s"), RateLimit("1/h", burst=1, on_excess="drop"))
     result = simulate(flow, calls_at(0, 1, keys="ab"), service="1m")
     assert result.jobs["outcome"].tolist() == ["succeeded", "shed"]
-    assert result.jobs["end_s"].tolist() == [61, 2]
+    assert result.jobs["end_s"].tolist() == [61, 61]
 
 
 def test_codel_sheds_and_says_why() -> None:

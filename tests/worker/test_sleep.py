@@ -125,29 +125,24 @@ def test_a_closed_rate_limit_is_waited_for_exactly(queue: Queue) -> None:
     assert all(100_000 <= gap < 100_000 + SOON_US for gap in gaps), gaps
 
 
-def test_excess_is_shed_while_every_slot_is_taken(queue: Queue, db: psycopg.Connection) -> None:
-    """Rule D1: a wake-up runs the claim with n = 0 when no slot is free."""
+def test_what_waits_for_a_slot_only_is_no_excess(queue: Queue) -> None:
+    """Rule D1a: ten a second, one slot, jobs that take their time: load below its limit is never shed."""
     gate = threading.Event()
 
-    @queue.task(rate_limit="1/h", on_excess="drop")
+    @queue.task(rate_limit="1000/s", burst=1, on_excess="drop")
     def sample(n: int) -> None:
         gate.wait(PATIENCE_S)
 
     with working(queue, poll=LONG, concurrency=1):
-        first = sample.delay(0)
-        eventually(lambda: first.state() == "running")
-        for n in range(3):
-            dropped = sample.delay(n)
-            eventually(lambda job=dropped: job.state() == "shed")  # type: ignore[misc]
-        assert first.state() == "running"
+        jobs = [sample.delay(0)]
+        eventually(lambda: jobs[0].state() == "running")
+        jobs += [sample.delay(n) for n in range(1, 5)]
         gate.set()
-        first.result("10s")
-    assert [letter.args for letter in queue.dead_letters()] == [[2], [1], [0]]
+        assert [job.result("20s") for job in jobs] == [None] * 5
+    assert queue.dead_letters() == []
 
 
-def test_a_full_worker_that_drops_nothing_asks_not_to_be_notified(
-    queue: Queue, db: psycopg.Connection
-) -> None:
+def test_a_full_worker_asks_not_to_be_notified(queue: Queue, db: psycopg.Connection) -> None:
     gate = threading.Event()
 
     @queue.task()
