@@ -26,7 +26,7 @@ from flowq.units import Duration, duration_text, duration_us, exact_number, show
 from flowsim.arrivals import Speed, draw_keys, per_second, pieces, poisson_us, speed_text
 from flowsim.service import Service, service_of
 from flowsim.streams import Floats, Integers, Purpose, stream
-from flowsim.table import instants_us, key_labels, refuse_missing, seconds_us
+from flowsim.table import instants_us, key_labels, read_texts, refuse_missing, seconds_us
 
 __all__ = ["Workload"]
 
@@ -296,6 +296,7 @@ class Workload:
         key: str | None = None,
         service: str | None = None,
         name: str = "table",
+        epoch: str | None = None,
     ) -> Workload:
         """Take recorded calls from a DataFrame.
 
@@ -306,11 +307,14 @@ class Workload:
         time : str
             Column of arrivals: seconds >= 0 since some origin, or datetimes (the origin is then the first).
         key : str, optional
-            Column of keys: whole numbers or text; a missing value is a call without a key.
+            Column of keys: whole numbers or text, kept as they are; a missing value is a call without a key. A number
+            and a text that read alike (7 and ``"7"``) are refused: a service couldn't tell them apart.
         service : str, optional
             Column of service times in seconds, >= 0.
         name : str
             For captions.
+        epoch : {"s", "ms", "us", "ns"}, optional
+            ``time`` holds numbers of this unit since 1970; the origin is then the first.
 
         Raises
         ------
@@ -326,7 +330,7 @@ class Workload:
         refuse_missing(frame, time, key, service)
         if len(frame) == 0:
             raise ConfigurationError("table must have at least one row: it is empty")
-        arrivals_us = instants_us(frame[time], time)
+        arrivals_us = instants_us(frame[time], time, epoch)
         keys = None if key is None else key_labels(frame[key], key)
         service_us = None if service is None else seconds_us(frame[service], service)
         return cls(arrivals_us, keys, service_us, name)
@@ -340,8 +344,12 @@ class Workload:
         key: str | None = None,
         service: str | None = None,
         name: str | None = None,
+        epoch: str | None = None,
     ) -> Workload:
         """Read recorded calls from a CSV file with a header, compressed or not; parameters as for `from_frame`.
+
+        Keys are text, always: ``007``, ``7`` and ``NA`` are three keys, and only an empty field is a call without one.
+        Instants are seconds, ISO 8601 (with a zone in every row, or in none), or numbers since an ``epoch``.
 
         Examples
         --------
@@ -355,9 +363,13 @@ class Workload:
                 f"{path} must have a header and at least one call: it is empty"
             ) from None
         refuse_missing(head, time, key, service, table=str(path))
-        columns = {column for column in (time, key, service) if column is not None}
-        frame = pd.read_csv(path, usecols=lambda column: column in columns)
-        return cls.from_frame(frame, time=time, key=key, service=service, name=name or _stem(path))
+        columns = sorted({column for column in (time, key, service) if column is not None})
+        frame = pd.read_csv(path, usecols=columns, dtype=str, keep_default_na=False, na_values=[""])
+        for column in {time, service} - {None, key}:
+            frame[column] = read_texts(frame[column], str(column))
+        return cls.from_frame(
+            frame, time=time, key=key, service=service, name=name or _stem(path), epoch=epoch
+        )
 
     @classmethod
     def from_parquet(
@@ -514,19 +526,30 @@ def _whole(values: ArrayLike, name: str) -> Integers:
 
 def _labels(values: ArrayLike) -> NDArray[Any]:
     """Keys as whole numbers if they all are, else as objects: text, whole numbers, and None where one is missing."""
-    array = np.asarray(values)
+    array = values if isinstance(values, np.ndarray) else np.asarray(values, dtype=object)
     if array.ndim != 1:
         raise TypeError(f"keys must be a list: {array.ndim} dimensions")
     if array.dtype.kind in "iu":
         return _frozen(array.astype(np.int64))
     objects = np.empty(len(array), dtype=object)
+    kinds = set()
     for index, value in enumerate(array.tolist()):
         if value is None or value is pd.NA or value != value:
             objects[index] = None
         elif isinstance(value, str | int) and not isinstance(value, bool) and value != "":
             objects[index] = value
+            kinds.add(type(value))
         else:
             raise ConfigurationError(f"keys must be text or whole numbers: {shown(value)} at call {index}")
+    if kinds == {int}:
+        return _frozen(objects if None in objects else objects.astype(np.int64))
+    if len(kinds) > 1:
+        texts = {value for value in objects if isinstance(value, str)}
+        alike = [value for value in objects if isinstance(value, int) and str(value) in texts]
+        if alike:
+            raise ConfigurationError(
+                f"keys must differ as text: {alike[0]} and {str(alike[0])!r} are both there; make them one type"
+            )
     return _frozen(objects)
 
 

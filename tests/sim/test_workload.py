@@ -221,6 +221,63 @@ def test_csv_and_parquet_read_as_the_frame_does(tmp_path: Path) -> None:
         Workload.from_csv(tmp_path / "calls.csv.gz", key="k")
 
 
+def read(tmp_path: Path, text: str, **options: Any) -> Workload:
+    (tmp_path / "calls.csv").write_text(text)
+    return Workload.from_csv(tmp_path / "calls.csv", **options)
+
+
+def test_keys_of_a_file_are_text_and_only_an_empty_field_is_missing(tmp_path: Path) -> None:
+    keys = ["007", "7", "0007", "1e5", "100000", "NA", "null", "None", "nan", "", " x"]
+    calls = read(tmp_path, "t_s,k\n" + "".join(f"{n},{key}\n" for n, key in enumerate(keys)), key="k")
+    assert calls.keys is not None
+    assert calls.keys.tolist() == [key or None for key in keys]
+
+
+def test_a_long_file_of_numbers_and_a_word_spells_each_key_one_way(tmp_path: Path) -> None:
+    lines = [f"{n},{n % 10}\n" for n in range(400_000)] + ["400000,word\n"]
+    calls = read(tmp_path, "t_s,k\n" + "".join(lines), key="k")
+    assert calls.keys is not None
+    assert len(set(calls.keys.tolist())) == 11
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "epoch"),
+    [
+        ("2024-05-01T10:00:00.5", "2024-05-01 10:00:00.75", None),
+        ("2024-05-01T10:00:00.5Z", "2024-05-01T12:00:00.75+02:00", None),
+        ("1714557600.5", "1714557600.75", "s"),
+        ("1714557600500", "1714557600750", "ms"),
+        ("1714557600500000", "1714557600750000", "us"),
+        ("1714557600500000499", "1714557600750000500", "ns"),
+    ],
+)
+def test_instants_of_a_file(tmp_path: Path, first: str, second: str, epoch: str | None) -> None:
+    calls = read(tmp_path, f"t_s\n{first}\n{second}\n", epoch=epoch)
+    assert calls.arrivals_us.tolist() == [0, 250_001 if epoch == "ns" else 250_000]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("t_s\n2024-05-01T10:00:00Z\n2024-05-01T10:00:01\n", "a time zone in every row or in none: .* row 1"),
+        ("t_s\n2024-05-01T10:00:00\nsoon\n", "seconds or ISO 8601 datetimes: 'soon' at row 1"),
+        ("t_s\n1\n2024-05-01T10:00:00\n", "seconds or ISO 8601 datetimes: '1' at row 0"),
+        ('t_s\n1\n""\n', "1 are missing, the first at row 1"),
+    ],
+)
+def test_instants_of_a_file_that_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        read(tmp_path, text)
+
+
+def test_keys_that_read_alike_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="keys must differ as text: 7 and '7'"):
+        Workload.from_frame(table(user=[7, "7", "a"]), key="user")
+    mixed = Workload(np.array([1, 2]), keys=[7, "a"])  # type: ignore[arg-type]
+    assert mixed.keys is not None
+    assert mixed.keys.tolist() == [7, "a"]
+
+
 def test_parquet_without_its_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
