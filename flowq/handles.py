@@ -24,11 +24,11 @@ from flowq.errors import (
     ResultTimeout,
     UnknownJob,
 )
-from flowq.job import FINAL, JobState, Outcome
+from flowq.job import FINAL, SHED_REASONS, JobState, Outcome
 from flowq.programs import DeadFilter, Receipt, purge, purge_matching, redrive, redrive_matching
 from flowq.programs.commands import DeadRecord, JobRecord, Program, ReadDead, ReadJobs, Round
 from flowq.task import Duration
-from flowq.units import checked_key, duration_us, instant_datetime, instant_us, whole_number
+from flowq.units import checked_key, choice, duration_us, instant_datetime, instant_us, whole_number
 
 __all__ = [
     "AsyncJob",
@@ -201,11 +201,16 @@ def dead_letters(
     limit: int, before_id: int | None, task: str | None, reason: str | None
 ) -> Operation[list[DeadLetter]]:
     """Read a page of dead letters."""
-    for name, value in (("task", task), ("reason", reason)):
-        if value is not None:
-            checked_key(value, name)
+    _check_filter(task, reason)
     command = ReadDead(whole_number(limit, "limit", 1, 10_000), before_id, task, reason)
     return Operation(lambda: _read(command), lambda rows: [_dead_letter(row) for row in rows])
+
+
+def _check_filter(task: str | None, reason: str | None) -> None:
+    if task is not None:
+        checked_key(task, "task")
+    if reason is not None:
+        choice(reason, "reason", SHED_REASONS)
 
 
 def _dead_letter(row: DeadRecord) -> DeadLetter:
@@ -265,9 +270,7 @@ def dead_filter(
     task: str | None, reason: str | None, before: datetime | None, limit: int | None
 ) -> DeadFilter:
     """Check the parts of a filter."""
-    for name, value in (("task", task), ("reason", reason)):
-        if value is not None:
-            checked_key(value, name)
+    _check_filter(task, reason)
     return DeadFilter(
         task,
         reason,

@@ -16,7 +16,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["FINAL", "LIVE", "TRANSITIONS", "JobEvent", "JobState", "Outcome", "next_state"]
+__all__ = ["FINAL", "LIVE", "SHED_REASONS", "TRANSITIONS", "JobEvent", "JobState", "Outcome", "next_state"]
 
 
 class JobState(StrEnum):
@@ -78,6 +78,8 @@ TRANSITIONS: Final[dict[tuple[JobState, JobEvent], JobState]] = {
 
 LIVE: Final[frozenset[JobState]] = frozenset({_B, _P, _R})
 FINAL: Final[frozenset[JobState]] = frozenset(JobState) - LIVE
+SHED_REASONS: Final = ("rate_limit", "codel", "age")
+"""Why a job was shed, as its dead letter says."""
 
 
 def next_state(state: JobState, event: JobEvent) -> JobState:

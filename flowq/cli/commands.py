@@ -14,11 +14,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from flowq.cli.supervisor import Supervisor
+from flowq.cli.visible import VisibleFormatter, visible
 from flowq.errors import ConfigurationError, FlowqError
+from flowq.job import SHED_REASONS
 from flowq.queue import AsyncQueue, DeadLetter, Queue
 from flowq.units import duration_us
 from flowq.worker import Worker
@@ -34,7 +38,7 @@ app = typer.Typer(
 dead = typer.Typer(help="Jobs that failed for good, or were shed.", no_args_is_help=True)
 app.add_typer(dead, name="dead")
 
-_out = Console(soft_wrap=False)
+_WHOLE = 100_000
 _MARGIN_S = 5.0
 """What a worker gets, beyond its grace, to cancel handlers, settle and say goodbye."""
 
@@ -46,7 +50,18 @@ DatabaseUrl = Annotated[
 ]
 Namespace = Annotated[str, typer.Option(help="Which namespace.")]
 Task = Annotated[str | None, typer.Option(help="Only of this task.")]
-Reason = Annotated[str | None, typer.Option(help="Only shed ones, by what: rate_limit, codel or age.")]
+
+
+def _known_reason(value: str | None) -> str | None:
+    if value is not None and value not in SHED_REASONS:
+        raise typer.BadParameter(f"must be {', '.join(SHED_REASONS)}: {visible(value)!r}")
+    return value
+
+
+Reason = Annotated[
+    str | None,
+    typer.Option(help=f"Only shed ones, by what: {', '.join(SHED_REASONS)}.", callback=_known_reason),
+]
 
 
 def run() -> None:
@@ -54,7 +69,7 @@ def run() -> None:
     try:
         app()
     except FlowqError as error:
-        sys.exit(f"flowq: {error}")
+        sys.exit(f"flowq: {visible(str(error))}")
 
 
 def load(target: str) -> Queue | AsyncQueue:
@@ -107,10 +122,9 @@ def worker(
     """Run the jobs of some queues until SIGTERM or SIGINT; a second signal stops at once."""
     from flowq.postgres.server import resolve_server
 
-    logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.INFO,
-        format="%(asctime)s %(levelname)s %(process)d %(message)s",
-    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(process)d %(message)s"))
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
     if not verbose:
         logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
     queue = load(target)
@@ -166,20 +180,26 @@ def dead_list(
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many.")] = 50,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
-    """List dead letters, newest first."""
+    """List dead letters, newest first, a line each; --json has them whole."""
     with Queue(database_url, namespace=namespace) as queue:
         letters = queue.dead_letters(limit, task=task, reason=reason)
     if as_json:
         for letter in letters:
             print(json.dumps(vars(letter), default=str, ensure_ascii=False))
         return
-    table = Table("id", "died", "task", "queue", "retries", "why")
+    if not letters:
+        print("no dead letters")
+        return
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for name in ("id", "died (UTC)", "task", "queue", "retries"):
+        table.add_column(name, no_wrap=True, overflow="ellipsis", max_width=24)
+    table.add_column("why", min_width=10)
     for letter in letters:
-        died = letter.died_at.isoformat(" ", "seconds")
-        table.add_row(
-            str(letter.id), died, letter.task, letter.queue, str(letter.retry_count), _last_line(letter)
-        )
-    _out.print(table if letters else "no dead letters")
+        died = letter.died_at.replace(tzinfo=None).isoformat(" ", "seconds")
+        row = (str(letter.id), died, letter.task, letter.queue, str(letter.retry_count), _why(letter))
+        table.add_row(*(Text(visible(text, ""), no_wrap=True, overflow="ellipsis") for text in row))
+    # A file or a pipe gets whole lines; a terminal as much as it is wide.
+    Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else _WHOLE).print(table)
 
 
 @dead.command("retry")
@@ -232,9 +252,11 @@ def dead_purge(
         raise typer.Exit(1)
 
 
-def _last_line(letter: DeadLetter) -> str:
-    """The exception of a traceback, or the whole of a shed job's reason."""
-    return letter.error.strip().rpartition("\n")[2]
+def _why(letter: DeadLetter) -> str:
+    """The first line of a traceback's exception, or the whole of a shed job's reason."""
+    lines = letter.error.strip().splitlines() or [""]
+    frames = [number for number, line in enumerate(lines) if line.startswith(" ")]
+    return lines[min(frames[-1] + 1, len(lines) - 1) if frames else 0]
 
 
 def _work(one: Worker, grace_s: float) -> None:

@@ -45,13 +45,43 @@ class TestDead:
         drain(queue)
         return [failed.id, shed.id]
 
-    def call(self, queue: Queue, *arguments: str) -> str:
+    def call(self, queue: Queue, *arguments: str, columns: str = "120") -> str:
         assert queue.dsn is not None
-        result = runner.invoke(
-            app, ["dead", *arguments, "--database-url", queue.dsn, "--namespace", queue.namespace]
-        )
+        where = ["--database-url", queue.dsn, "--namespace", queue.namespace]
+        result = runner.invoke(app, ["dead", *arguments, *where], env={"COLUMNS": columns})
         assert result.exit_code == 0, result.output
         return result.output
+
+    def test_what_comes_from_data_is_literal(self, queue: Queue) -> None:
+        """Neither markup, nor emoji, nor an escape sequence of an error or a name does anything."""
+        texts = [
+            "cannot read [/var/data]",
+            "expected list[int]",
+            ":bomb: :smile:",
+            "\x1b[31mred\x07 \u202eback",
+        ]
+
+        @queue.task(name="[bold]x[/]\x1b]0;t\x07", max_retries=0)
+        def fails(n: int) -> None:
+            raise ValueError(texts[n])
+
+        for n in range(len(texts)):
+            fails.delay(n)
+        drain(queue)
+        shown = self.call(queue, "list", columns="200")
+        for text in (*texts[:3], r"\x1b[31mred\x07 \u202eback", r"[bold]x[/]\x1b]0;t\x07"):
+            assert text in shown
+        assert "\x1b" not in shown
+
+    def test_a_letter_takes_a_line(self, queue: Queue, letters: list[int]) -> None:
+        lines = [line for line in self.call(queue, "list", columns="80").splitlines() if line.strip()]
+        assert len(lines) == 2 + len(letters)
+        assert all(len(line) <= 80 for line in lines)
+
+    def test_a_reason_that_is_none_is_refused(self, queue: Queue) -> None:
+        result = runner.invoke(app, ["dead", "list", "--reason", "ratelimit"])
+        assert result.exit_code == 2
+        assert "rate_limit" in result.output
 
     def test_list_shows_them_newest_first(self, queue: Queue, letters: list[int]) -> None:
         shown = [json.loads(line) for line in self.call(queue, "list", "--json").splitlines()]
